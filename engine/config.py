@@ -1,0 +1,39 @@
+"""Frozen configuration of one worker; settings are turned into this once, at its composition."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which base model, and how it is computed."""
+
+    path: Path
+    name: str
+    device: str
+    """`cpu` or `cuda`, never `auto`: that was decided before."""
+    dtype: str
+    """`float32`, `bfloat16` or `float16`, never `auto`."""
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens; None takes the model's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Caps of the scheduler; each is a bound that holds at every moment."""
+
+    num_blocks: int
+    block_size: int
+    """Tokens per KV block."""
+    max_step_tokens: int
+    """Rows of one forward pass."""
+    max_running: int
+    """Requests that hold KV blocks."""
+    max_waiting_requests: int
+    max_waiting_tokens: int
+    """Prompt tokens of all waiting requests together."""
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        if self.num_blocks * self.block_size < self.max_model_len:
+            raise ValueError("the KV pool must hold at least one request of max_model_len tokens")

@@ -1,0 +1,45 @@
+"""Errors of the engine, split by whose fault they are. No HTTP here.
+
+EngineError
+├── RequestRefused      the request itself cannot be served (never retried)
+├── EngineOverloaded    the engine's queues are full (retry later)
+├── EngineUnavailable   no worker is connected, or it died while the request ran
+├── RequestFailed       this request failed while it ran; others were not affected
+└── ModelUnsupported    the base model cannot be served right, and why
+"""
+
+
+class EngineError(Exception):
+    """Root of all errors that the engine raises."""
+
+
+class RequestRefused(EngineError):
+    """The request cannot be served as it is; `field` names the offending part."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class EngineOverloaded(EngineError):
+    """The waiting queue is full; try again after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineUnavailable(EngineError):
+    """No worker is connected, or the connection broke while the request ran."""
+
+
+class RequestFailed(EngineError):
+    """One request failed while it ran (say, non-finite logits); `code` is machine readable."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ModelUnsupported(EngineError):
+    """The base model does not pass the structural gate; the message says which check and why."""

@@ -1,0 +1,121 @@
+"""All settings, and the only place that reads the environment (prefix `LORAPLEX_`)."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Settings of every process. Each field's description is its reference documentation."""
+
+    model_config = SettingsConfigDict(env_prefix="LORAPLEX_", frozen=True, extra="forbid")
+
+    data_dir: Path = Field(
+        Path("loraplex-data"),
+        description="Folder of the embedded database, adapters, converted models and the secret.",
+    )
+    database_url: str | None = Field(
+        None,
+        description="SQLAlchemy URL (`sqlite+aiosqlite://…`, `postgresql+psycopg://…`). "
+        "Default: an SQLite file in the data directory.",
+    )
+    secret: SecretStr | None = Field(
+        None,
+        description="Pepper of key hashes, at least 32 characters. "
+        "Default: made once, kept in the data directory.",
+    )
+    host: str = Field("127.0.0.1", description="Address on which the gateway listens.")
+    port: int = Field(8000, ge=0, le=65535, description="Port of the gateway; 0 takes a free one.")
+    model: str = Field("demo", description="Base model: a path, a hub name, or `demo`.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; `auto` takes a GPU if there is one."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Arithmetic of the model. `auto`: float32 on a CPU, where outputs then equal "
+        "transformers and PEFT; on a GPU the checkpoint's own.",
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="Longest prompt plus output in tokens. Default: the model's limit."
+    )
+    worker_address: str | None = Field(
+        None,
+        description="Where gateway and worker meet: `unix:PATH` or `tcp://HOST:PORT`. "
+        "Default: `worker.sock` in the data directory.",
+    )
+    worker_token: SecretStr | None = Field(
+        None, description="Shared secret of gateway and worker; required for `tcp://`."
+    )
+    worker_tls_cert: Path | None = Field(
+        None,
+        description="PEM certificate of a `tcp://` worker; the gateway trusts exactly this one.",
+    )
+    worker_tls_key: Path | None = Field(None, description="PEM private key of a `tcp://` worker.")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="Threads of the worker's arithmetic. Default: cores − 1.",
+    )
+    kv_memory_bytes: int | None = Field(
+        None, ge=1, description="Memory of the KV cache. Default: sized from free memory at start."
+    )
+    adapter_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Memory of resident adapters. Default: sized from free memory at start.",
+    )
+    block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    max_step_tokens: int = Field(
+        512, ge=1, description="Rows of one forward pass: decodes plus chunks of prompts."
+    )
+    max_running: int = Field(64, ge=1, description="Requests that run at the same time.")
+    max_waiting_requests: int = Field(
+        512, ge=1, description="Requests that may wait in the worker; more are refused with 503."
+    )
+    max_waiting_tokens: int = Field(
+        262_144, ge=1, description="Prompt tokens that may wait in the worker; as above."
+    )
+    default_max_tokens: int = Field(
+        1024, ge=1, description="Output cap of a request that names none; never above the context."
+    )
+    max_body_bytes: int = Field(
+        4 * 1024 * 1024, ge=1024, description="Largest request body; more is refused with 413."
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="A request body must have arrived after this time, or it gets 408."
+    )
+    stream_buffer_events: int = Field(
+        1024,
+        ge=1,
+        description="Events that may wait for one slow client; then its request is aborted.",
+    )
+    keepalive_s: float = Field(
+        15.0, gt=0, description="Pause after which a waiting stream gets a comment line."
+    )
+    drain_timeout_s: float = Field(
+        30.0, ge=0, description="Time that open requests get to end when the process is stopped."
+    )
+    requests_per_minute: int = Field(
+        600, ge=1, description="Default limit of a tenant that has none of its own."
+    )
+    tokens_per_minute: int = Field(
+        600_000, ge=1, description="Default limit, prompt and output tokens together."
+    )
+    concurrency: int = Field(
+        64, ge=1, description="Default limit of requests that one tenant runs at a time."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="`debug` adds one line per engine step."
+    )
+
+    @property
+    def resolved_database_url(self) -> str:
+        """The database's URL, with the default filled in."""
+        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'loraplex.db'}"
+
+    @property
+    def resolved_worker_address(self) -> str:
+        """The worker's address, with the default filled in."""
+        return self.worker_address or f"unix:{self.data_dir / 'worker.sock'}"

@@ -1,0 +1,157 @@
+"""Frames, endings and slot values of customer messages, apart for training and held-out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class TicketWords:
+    """The wording that one split may use around a ticket's pattern."""
+
+    frames_by_content: tuple[tuple[str, ...], ...]
+    endings: Mapping[str, tuple[str, ...]]
+    first_names: tuple[str, ...]
+    last_names: tuple[str, ...]
+    cities: tuple[str, ...]
+    products: tuple[str, ...]
+
+
+TRAIN_WORDS: Final = TicketWords(
+    frames_by_content=(
+        (
+            "Hi, this is {name} from {city}. {body}",
+            "My name is {name} and I live in {city}. {body}",
+            "Hello, {name} from {city} here. {body}",
+            "Dear team, I am {name}, a customer in {city}. {body}",
+            "{body} Regards, {name}, {city}",
+            "{body} {name} from {city}",
+            "Hello, I live in {city} and my name is {name}. {body}",
+        ),
+        (
+            "Hi, I am {name}. {body}",
+            "Hello, my name is {name}. {body}",
+            "This is {name}. {body}",
+            "Good morning, {name} here. {body}",
+            "{body} Best regards, {name}",
+            "{body} Thanks, {name}",
+        ),
+        (
+            "I am writing from {city}. {body}",
+            "Hello from {city}! {body}",
+            "I live in {city}. {body}",
+            "{body} Regards from {city}",
+        ),
+        (
+            "{body}",
+            "Hello! {body}",
+            "Hi there. {body}",
+            "Good evening. {body}",
+            "Dear shop, {body}",
+        ),
+    ),
+    endings=MappingProxyType(
+        {
+            "high": (
+                "This is urgent.",
+                "Please hurry.",
+                "I need an answer today.",
+                "It cannot wait.",
+                "Please act right away.",
+                "I need this solved now.",
+                "Please reply as soon as possible.",
+                "Very urgent!",
+                "I need help immediately.",
+            ),
+            "normal": (
+                "",
+                "",
+                "",
+                "Thank you.",
+                "Please help me.",
+                "What can I do?",
+                "Can you look into it?",
+                "I look forward to your answer.",
+                "Please let me know.",
+            ),
+            "low": (
+                "There is no hurry.",
+                "Take your time.",
+                "It is not urgent.",
+                "No rush at all.",
+                "Answer whenever you have time.",
+                "It can wait until next week.",
+                "I am not in a hurry.",
+                "This is not pressing.",
+            ),
+        }
+    ),
+    first_names=(
+        *("Ana", "Ben", "Clara", "David", "Elena", "Farid", "Grace", "Hugo", "Irene", "Jonas"),
+        *("Karin", "Liam", "Maria", "Nadia", "Oscar", "Paula", "Rosa", "Samuel", "Tara", "Victor"),
+        *("Yara", "Omar", "Julia", "Peter", "Mei", "Ravi", "Chloe", "Marco", "Aisha", "Erik"),
+    ),
+    last_names=(
+        *("Silva", "Meyer", "Rossi", "Novak", "Haddad", "Jensen", "Dubois", "Garcia", "Kowalski"),
+        *("Brown", "Tanaka", "Patel", "Larsen", "Moreau", "Costa", "Weber", "Okafor", "Walker"),
+        *("Bianchi", "Horvat", "Nguyen", "Schmidt", "Lopez", "Fischer", "Ivanov", "Khan", "Young"),
+    ),
+    cities=(
+        *("Porto", "Lyon", "Berlin", "Madrid", "Oslo", "Vienna", "Prague", "Dublin", "Rome"),
+        *("Boston", "Chicago", "Athens", "Warsaw", "Geneva", "Leeds", "Toronto", "Hamburg"),
+        *("Nice", "Turin", "Bergen", "Krakow", "Seville", "Denver", "Austin", "Ghent", "Malmo"),
+    ),
+    products=(
+        *("desk lamp", "coffee grinder", "garden chair", "water bottle", "phone case", "backpack"),
+        *("wool blanket", "bread knife", "wall clock", "bike helmet", "rain jacket", "tea kettle"),
+        *("yoga mat", "plant pot", "toaster", "tent", "guitar stand", "speaker", "keyboard"),
+        *("camera bag", "sleeping bag", "picture frame", "mirror", "blender", "bookshelf"),
+    ),
+)
+
+HELD_OUT_WORDS: Final = TicketWords(
+    frames_by_content=(
+        (
+            "Good day, my name is {name}, from {city}. {body}",
+            "I am {name} and I write to you from {city}. {body}",
+            "Dear support, this is {name}, living in {city}. {body}",
+            "{body} Kind regards, {name} from {city}",
+        ),
+        (
+            "Good afternoon, I'm {name}. {body}",
+            "Dear support, {name} is my name. {body}",
+            "{body} Yours, {name}",
+        ),
+        (
+            "Hi, I am a customer in {city}. {body}",
+            "Greetings from {city}. {body}",
+        ),
+        (
+            "Hey. {body}",
+            "Dear support team, {body}",
+            "Good afternoon! {body}",
+        ),
+    ),
+    endings=MappingProxyType(
+        {
+            "high": (
+                "It is really urgent.",
+                "Please hurry up, I need it today.",
+                "I need help right now.",
+                "Please answer immediately.",
+            ),
+            "normal": ("", "", "Many thanks.", "Could you help me?", "Please tell me what to do."),
+            "low": (
+                "No hurry, thanks.",
+                "This is not urgent at all.",
+                "Please take your time, no rush.",
+                "There is no need to hurry.",
+            ),
+        }
+    ),
+    first_names=("Lena", "Thomas", "Sofia", "Amir", "Nora", "Felix", "Lucia", "Adam", "Emma"),
+    last_names=("Martin", "Larsson", "Romano", "Becker", "Santos", "Clarke", "Petrov", "Ali"),
+    cities=("Lisbon", "Munich", "Paris", "Naples", "Seattle", "Bristol", "Zurich", "Valencia"),
+    products=("floor lamp", "coffee machine", "suitcase", "winter jacket", "kitchen scale", "sofa"),
+)

@@ -91,7 +91,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
     model: ModelInfo
 
 
-class Rejected(msgspec.Struct, frozen=True, tag="rejected", kw_only=True):
+class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     """The request never ran."""
 
     request_id: str
@@ -145,6 +145,7 @@ class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
 
     epoch: str
     step: int
+    rejected: tuple[Rejected, ...] = ()
     tokens: tuple[Tokens, ...] = ()
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
@@ -157,4 +158,4 @@ class MetricsText(msgspec.Struct, frozen=True, tag="metrics_text"):
     text: str
 
 
-WorkerMessage = Welcome | Rejected | StepFrame | MetricsText
+WorkerMessage = Welcome | StepFrame | MetricsText

@@ -1,0 +1,299 @@
+"""The gateway's side of the stream: submit, stream, abort, reconnect. No torch."""
+
+import asyncio
+import itertools
+import logging
+from asyncio import IncompleteReadError, StreamReader, StreamWriter
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from loraplex.engine.errors import (
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    RequestFailed,
+    RequestRefused,
+)
+from loraplex.engine.frames import Address, Security, UnixAddress, encode, read_frame
+from loraplex.engine.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    Failed,
+    Finished,
+    Hello,
+    MetricsQuery,
+    MetricsText,
+    ModelInfo,
+    Rejected,
+    StepFrame,
+    Submit,
+    Tokens,
+    Welcome,
+    WorkerMessage,
+)
+
+_log = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 5.0
+METRICS_TIMEOUT_S = 1.0
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
+MAX_KEPT_ENDINGS = 4096
+
+
+class EngineClient(Protocol):
+    """What the gateway needs of an engine."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """The base model, as the last worker introduced itself. Raises EngineUnavailable."""
+        ...
+
+    @property
+    def connected(self) -> bool:
+        """True while a worker can take requests."""
+        ...
+
+    def generate(self, submit: Submit) -> AsyncIterator[Tokens | Finished]:
+        """Run a request: tokens as they come, then one Finished.
+
+        Raises RequestRefused or EngineOverloaded before the first item, RequestFailed or
+        EngineUnavailable at any time. Closing the iterator early aborts the request.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> Finished | None:
+        """Abort and return the final usage; None if the worker is gone or never knew it."""
+        ...
+
+    async def metrics(self) -> str:
+        """The worker's metrics as Prometheus text; empty if it does not answer within a second."""
+        ...
+
+
+class _Open:
+    """A request that the worker has not ended yet."""
+
+    def __init__(self, max_events: int) -> None:
+        self.events: asyncio.Queue[Tokens | Finished | EngineError] = asyncio.Queue()
+        self.max_events = max_events
+        self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
+        self.abandoned = False
+
+
+class StreamClient:
+    """One worker behind a stream that is opened again whenever it breaks."""
+
+    def __init__(self, address: Address, security: Security, max_events: int) -> None:
+        """`max_events` is how many events may wait for one slow reader before its request is
+        aborted; the shared stream itself never waits for a reader."""
+        self._address = address
+        self._security = security
+        self._max_events = max_events
+        self._model: ModelInfo | None = None
+        self._writer: StreamWriter | None = None
+        self._connected = asyncio.Event()
+        self._open: dict[str, _Open] = {}
+        self._endings: OrderedDict[str, Finished] = OrderedDict()
+        self._queries: dict[int, asyncio.Future[str]] = {}
+        self._query_ids = itertools.count()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect, in the background."""
+        self._task = asyncio.create_task(self._run(), name="engine-stream")
+
+    async def close(self) -> None:
+        """Close the stream; the worker aborts what is open."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def wait_connected(self) -> None:
+        """Return when a worker is connected."""
+        await self._connected.wait()
+
+    @property
+    def connected(self) -> bool:
+        """True while a worker can take requests."""
+        return self._writer is not None
+
+    @property
+    def model(self) -> ModelInfo:
+        """The base model, as the last worker introduced itself. Raises EngineUnavailable."""
+        if self._model is None:
+            raise EngineUnavailable("no worker has connected yet; retry in a moment")
+        return self._model
+
+    async def generate(self, submit: Submit) -> AsyncIterator[Tokens | Finished]:
+        """See EngineClient."""
+        if self._writer is None:
+            raise EngineUnavailable("no worker is connected; retry in a moment")
+        request = self._open[submit.request_id] = _Open(self._max_events)
+        self._send(submit)
+        try:
+            while True:
+                event = await request.events.get()
+                if isinstance(event, EngineError):
+                    raise event
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            if submit.request_id in self._open:
+                request.abandoned = True
+                self._send(Abort(submit.request_id))
+
+    async def abort(self, request_id: str) -> Finished | None:
+        """See EngineClient."""
+        if request_id in self._endings:
+            return self._endings.pop(request_id)
+        request = self._open.get(request_id)
+        if request is None:
+            return None
+        self._send(Abort(request_id))
+        try:
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                ending = await asyncio.shield(request.ended)
+        except TimeoutError:
+            return None
+        self._endings.pop(request_id, None)
+        return ending
+
+    async def metrics(self) -> str:
+        """See EngineClient."""
+        query_id = next(self._query_ids)
+        answer = self._queries[query_id] = asyncio.get_running_loop().create_future()
+        self._send(MetricsQuery(query_id))
+        try:
+            async with asyncio.timeout(METRICS_TIMEOUT_S):
+                return await answer
+        except (TimeoutError, asyncio.CancelledError):
+            return ""
+        finally:
+            del self._queries[query_id]
+
+    def _send(self, message: object) -> None:
+        if self._writer is not None:
+            self._writer.write(encode(message))
+
+    async def _run(self) -> None:
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            try:
+                reader, writer = await self._connect()
+            except OSError:
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                continue
+            try:
+                writer.write(encode(Hello(PROTOCOL_VERSION, self._security.token)))
+                await self._read(reader, writer)
+            except (IncompleteReadError, ConnectionError):
+                pass  # the worker left; open requests are told so below
+            except (ValueError, msgspec.MsgspecError) as error:
+                _log.error("the worker sent what is not our protocol: %s", error)
+            finally:
+                if self._connected.is_set():
+                    backoff_s = MIN_BACKOFF_S
+                self._lose()
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _connect(self) -> tuple[StreamReader, StreamWriter]:
+        if isinstance(self._address, UnixAddress):
+            return await asyncio.open_unix_connection(self._address.path)
+        return await asyncio.open_connection(
+            self._address.host, self._address.port, ssl=self._security.client_context()
+        )
+
+    async def _read(self, reader: StreamReader, writer: StreamWriter) -> None:
+        decoder = msgspec.msgpack.Decoder(WorkerMessage)
+        while True:
+            match await read_frame(reader, decoder):
+                case Welcome() as welcome:
+                    self._greet(welcome, writer)
+                case StepFrame() as frame:
+                    self._take(frame)
+                case MetricsText(query_id, text):
+                    query = self._queries.get(query_id)
+                    if query is not None and not query.done():
+                        query.set_result(text)
+
+    def _greet(self, welcome: Welcome, writer: StreamWriter) -> None:
+        if welcome.protocol != PROTOCOL_VERSION:
+            raise ValueError(
+                f"the worker speaks protocol {welcome.protocol}, this gateway {PROTOCOL_VERSION}; "
+                "run the same version on both sides"
+            )
+        self._model = welcome.model
+        self._writer = writer
+        self._connected.set()
+
+    def _take(self, frame: StepFrame) -> None:
+        for rejected in frame.rejected:
+            self._end(rejected.request_id, _rejection(rejected), None)
+        for tokens in frame.tokens:
+            self._deliver(tokens)
+        for finished in frame.finished:
+            self._end(finished.request_id, finished, finished)
+        for failed in frame.failed:
+            self._end(
+                failed.request_id, RequestFailed(failed.message, failed.code), _ending(failed)
+            )
+
+    def _deliver(self, tokens: Tokens) -> None:
+        request = self._open.get(tokens.request_id)
+        if request is None or request.abandoned:
+            return
+        request.events.put_nowait(tokens)
+        if request.events.qsize() > request.max_events:
+            request.abandoned = True
+            while not request.events.empty():
+                request.events.get_nowait()
+            request.events.put_nowait(
+                RequestFailed(
+                    f"the client left {request.max_events} events unread; its request was ended",
+                    "slow_client",
+                )
+            )
+            self._send(Abort(tokens.request_id))
+
+    def _end(self, request_id: str, event: Finished | EngineError, ending: Finished | None) -> None:
+        request = self._open.pop(request_id, None)
+        if request is None:
+            return
+        request.ended.set_result(ending)
+        if not request.abandoned:
+            request.events.put_nowait(event)
+        if ending is not None and (request.abandoned or isinstance(event, EngineError)):
+            self._endings[request_id] = ending
+            if len(self._endings) > MAX_KEPT_ENDINGS:
+                self._endings.popitem(last=False)
+
+    def _lose(self) -> None:
+        """The stream broke: the worker aborts what was open; here it ends with an error."""
+        self._writer = None
+        self._connected.clear()
+        for request_id in list(self._open):
+            self._end(request_id, EngineUnavailable("the worker went away"), None)
+        for query in self._queries.values():
+            query.cancel()
+
+
+def _rejection(rejected: Rejected) -> EngineError:
+    if rejected.code == "refused":
+        return RequestRefused(rejected.message, rejected.field)
+    return EngineOverloaded(rejected.message, rejected.retry_after_s)
+
+
+def _ending(failed: Failed) -> Finished:
+    """What a failed request ran, in the form in which an abort reports it."""
+    return Finished(request_id=failed.request_id, reason="abort", usage=failed.usage)

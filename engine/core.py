@@ -1,0 +1,132 @@
+"""The walk, device half: one step of the engine."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Generic, Protocol, TypeVar
+
+from loraplex.adapters.errors import AdapterError
+from loraplex.adapters.residency import Residency
+from loraplex.adapters.spec import AdapterKey
+from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.errors import EngineOverloaded, RequestRefused
+from loraplex.engine.events import Events
+from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.plan import StepOutput, StepPlan
+from loraplex.engine.protocol import Abort, Submit
+from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.transfers import Transfers
+
+_log = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+
+class Runner(Protocol[Batch]):
+    """Computes plans. `build` is the one place where data moves from host to device."""
+
+    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> Batch:
+        """Turn a plan into device tensors."""
+        ...
+
+    def run(self, batch: Batch) -> StepOutput:
+        """Compute the batch and sample."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did, for metrics and the step log; times in seconds."""
+
+    plan: StepPlan
+    events: Events
+    plan_s: float = 0.0
+    build_s: float = 0.0
+    run_s: float = 0.0
+    commit_s: float = 0.0
+
+
+class Engine(Generic[Batch]):
+    """One base model, many adapters, one batch. Belongs to one thread."""
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        scheduler: Scheduler,
+        residency: Residency,
+        transfers: Transfers,
+        runner: Runner[Batch],
+        adapter_bytes: Callable[[str], int],
+        clock: Callable[[], float],
+    ) -> None:
+        """`adapter_bytes` tells from a digest what the adapter needs resident, or raises
+        AdapterError; `clock` is monotonic, in seconds."""
+        self._mailbox = mailbox
+        self._scheduler = scheduler
+        self._residency = residency
+        self._transfers = transfers
+        self._runner = runner
+        self._adapter_bytes = adapter_bytes
+        self._clock = clock
+        self._rejected = Events()
+
+    def step(self) -> StepReport:
+        """Take messages, plan, compute, commit. Never waits for a load or a client."""
+        started = perf_counter()
+        self._take_messages()
+        self._take_arrivals()
+        plan = self._scheduler.plan(self._clock())
+        self._transfers.start(plan.evictions, plan.loads)
+        planned = perf_counter()
+        if not plan.chunks:
+            return StepReport(plan, self._events(self._scheduler.take_events()))
+        try:
+            batch = self._runner.build(plan, self._transfers.resident)
+            built = perf_counter()
+            output = self._runner.run(batch)
+        except Exception as error:
+            self._scheduler.fail_step(plan, f"the step could not be computed: {error}")
+            raise
+        ran = perf_counter()
+        events = self._events(self._scheduler.commit(plan, output))
+        done = perf_counter()
+        return StepReport(plan, events, planned - started, built - planned, ran - built, done - ran)
+
+    def failure_events(self) -> Events:
+        """What to report after `step` raised."""
+        return self._events(self._scheduler.take_events())
+
+    @property
+    def has_work(self) -> bool:
+        """True if another step should follow at once."""
+        return self._scheduler.has_work
+
+    def _take_messages(self) -> None:
+        for message in self._mailbox.take():
+            if isinstance(message, Abort):
+                self._scheduler.abort(message.request_id)
+            else:
+                self._accept(message)
+
+    def _accept(self, submit: Submit) -> None:
+        try:
+            num_bytes = 0 if submit.adapter is None else self._adapter_bytes(submit.adapter)
+            self._scheduler.add(submit, self._clock(), num_bytes)
+        except (RequestRefused, EngineOverloaded) as error:
+            self._rejected.add_rejected(submit, error)
+        except (AdapterError, OSError) as error:
+            self._rejected.add_rejected(submit, RequestRefused(str(error), "model"))
+
+    def _take_arrivals(self) -> None:
+        for arrival in self._transfers.arrivals():
+            if arrival.weights is None:
+                _log.error("adapter load failed: %s", arrival.error)
+                self._residency.fail_load(arrival.key)
+                self._scheduler.fail_adapter(arrival.key, arrival.error)
+            else:
+                self._residency.finish_load(arrival.key)
+
+    def _events(self, events: Events) -> Events:
+        events.rejected, self._rejected = self._rejected.rejected, Events()
+        return events

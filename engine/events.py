@@ -1,0 +1,87 @@
+"""What a step has to say about requests, collected until it is sent."""
+
+from collections.abc import Iterable
+
+from loraplex.engine.errors import EngineOverloaded, RequestRefused
+from loraplex.engine.protocol import (
+    Failed,
+    Finished,
+    FinishReason,
+    Rejected,
+    StepFrame,
+    Submit,
+    Tokens,
+)
+from loraplex.engine.request import Request
+
+
+class Events:
+    """An ordered collection of events; each request gets at most one final event."""
+
+    def __init__(self) -> None:
+        self.rejected: list[Rejected] = []
+        self.tokens: list[Tokens] = []
+        self.finished: list[Finished] = []
+        self.failed: list[Failed] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.rejected or self.tokens or self.finished or self.failed)
+
+    def add_rejected(self, submit: Submit, error: RequestRefused | EngineOverloaded) -> None:
+        """The request never ran."""
+        refused = isinstance(error, RequestRefused)
+        self.rejected.append(
+            Rejected(
+                request_id=submit.request_id,
+                code="refused" if refused else "overloaded",
+                message=str(error),
+                field=error.field if isinstance(error, RequestRefused) else "",
+                retry_after_s=error.retry_after_s if isinstance(error, EngineOverloaded) else 0.0,
+            )
+        )
+
+    def add_token(self, request: Request, token_id: int, text: str) -> None:
+        """`token_id` is the newest token of the request; `text` is what may be sent now."""
+        self.tokens.append(
+            Tokens(
+                request_id=request.request_id,
+                sequence=request.num_output_tokens - 1,
+                ids=(token_id,),
+                text=text,
+            )
+        )
+
+    def add_finished(self, request: Request, reason: FinishReason) -> None:
+        """The request ended; text that was held back goes with it."""
+        first = request.first_step_s
+        self.finished.append(
+            Finished(
+                request_id=request.request_id,
+                reason=reason,
+                usage=request.usage(),
+                text=request.text.flush(),
+                queue_ms=0.0 if first is None else (first - request.arrival_s) * 1e3,
+            )
+        )
+
+    def add_failed(self, request: Request, code: str, message: str) -> None:
+        """The request failed alone."""
+        self.failed.append(
+            Failed(request_id=request.request_id, code=code, message=message, usage=request.usage())
+        )
+
+    def frame(self, epoch: str, step: int, request_ids: Iterable[str]) -> StepFrame:
+        """The frame for one gateway: the events of its requests, in order."""
+        mine = frozenset(request_ids)
+        return StepFrame(
+            epoch=epoch,
+            step=step,
+            rejected=tuple(e for e in self.rejected if e.request_id in mine),
+            tokens=tuple(e for e in self.tokens if e.request_id in mine),
+            finished=tuple(e for e in self.finished if e.request_id in mine),
+            failed=tuple(e for e in self.failed if e.request_id in mine),
+        )
+
+    def ended(self) -> list[str]:
+        """Requests that have had their last event."""
+        return [e.request_id for e in (*self.rejected, *self.finished, *self.failed)]

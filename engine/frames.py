@@ -1,0 +1,121 @@
+"""The stream's frames (4-byte little-endian length, one MessagePack value), addresses, guards."""
+
+import ssl
+import struct
+from asyncio import StreamReader
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from loraplex.engine.errors import EngineError
+from loraplex.engine.protocol import MAX_FRAME_BYTES
+
+_LENGTH = struct.Struct("<I")
+MAX_UNIX_PATH_BYTES = 107
+"""Longest path of a Unix socket on Linux (`sun_path` less its terminating zero)."""
+
+Message = TypeVar("Message")
+
+
+class StreamAddressInvalid(EngineError):
+    """The address of a worker cannot be used; the message says what would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    """`unix:PATH`, for a gateway and a worker on one host; guarded by the file's permissions."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """`tcp://HOST:PORT`, between hosts; guarded by TLS and a token."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"tcp://{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """True for an address that no other host can reach."""
+        return self.host in {"127.0.0.1", "::1", "localhost"}
+
+
+Address = UnixAddress | TcpAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What guards the stream: a shared token and, between hosts, one pinned certificate."""
+
+    token: str = ""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    def server_context(self) -> ssl.SSLContext | None:
+        """TLS of the worker; None without a certificate."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.tls_cert, self.tls_key)
+        return context
+
+    def client_context(self) -> ssl.SSLContext | None:
+        """TLS of the gateway, which trusts exactly the worker's certificate, whatever its name."""
+        if self.tls_cert is None:
+            return None
+        context = ssl.create_default_context(cafile=str(self.tls_cert))
+        context.check_hostname = False
+        return context
+
+
+def parse_address(text: str, security: Security) -> Address:
+    """Read `unix:PATH` or `tcp://HOST:PORT`. Raises StreamAddressInvalid."""
+    if text.startswith("unix:"):
+        path = Path(text.removeprefix("unix:"))
+        if len(bytes(path)) > MAX_UNIX_PATH_BYTES:
+            raise StreamAddressInvalid(
+                f"the socket path {path} is longer than {MAX_UNIX_PATH_BYTES} bytes; choose a "
+                "shorter one with LORAPLEX_WORKER_ADDRESS=unix:PATH"
+            )
+        return UnixAddress(path)
+    host, colon, port = text.removeprefix("tcp://").rpartition(":")
+    if not text.startswith("tcp://") or not colon or not host or not port.isdecimal():
+        raise StreamAddressInvalid(
+            f"worker address {text!r} is neither unix:PATH nor tcp://HOST:PORT"
+        )
+    address = TcpAddress(host.strip("[]"), int(port))
+    if not security.token:
+        raise StreamAddressInvalid(f"{text} needs a token: set LORAPLEX_WORKER_TOKEN on both sides")
+    if security.tls_cert is None and not address.is_loopback:
+        raise StreamAddressInvalid(
+            f"{text} leaves this host: set LORAPLEX_WORKER_TLS_CERT and _KEY"
+        )
+    return address
+
+
+def encode(message: object) -> bytes:
+    """One frame. Raises ValueError if it is larger than MAX_FRAME_BYTES."""
+    body = msgspec.msgpack.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(body)} bytes is larger than {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+async def read_frame(reader: StreamReader, decoder: msgspec.msgpack.Decoder[Message]) -> Message:
+    """Read one frame.
+
+    Raises IncompleteReadError when the stream ends, ValueError when it is not our protocol.
+    """
+    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes is larger than {MAX_FRAME_BYTES}")
+    return decoder.decode(await reader.readexactly(length))

@@ -1,0 +1,41 @@
+"""Messages from the stream's thread to the engine's thread."""
+
+from collections import deque
+from threading import Condition
+
+from loraplex.engine.protocol import Abort, Submit
+
+
+class Mailbox:
+    """An unbounded queue with a wake-up. What it holds is bounded by the scheduler, which refuses
+    what exceeds its own bounds each time it takes the messages."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Submit | Abort] = deque()
+        self._changed = Condition()
+        self._woken = False
+
+    def put(self, *messages: Submit | Abort) -> None:
+        """Add messages; safe from any thread."""
+        with self._changed:
+            self._messages.extend(messages)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """End the current or next `wait` without a message; safe from any thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
+
+    def take(self) -> list[Submit | Abort]:
+        """Remove and return all messages."""
+        with self._changed:
+            messages = list(self._messages)
+            self._messages.clear()
+            return messages
+
+    def wait(self) -> None:
+        """Block until there is a message or `wake` was called."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self._woken)
+            self._woken = False

@@ -1,0 +1,91 @@
+"""Sizes the worker's pools from the memory that is free at its start."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from loraplex.engine.errors import EngineError
+
+MIB = 1024 * 1024
+
+KV_SHARE = 0.5
+"""Of free memory, on a device that serves nothing else; half of that on a shared host."""
+ADAPTER_SHARE = 0.2
+
+
+class MemoryTooSmall(EngineError):
+    """The machine cannot hold what was asked for; the message has the numbers and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """Memory given to each pool."""
+
+    num_blocks: int
+    kv_bytes: int
+    adapter_bytes: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """What is known when the pools are sized; None lets `size_pools` choose."""
+
+    free_bytes: int
+    bytes_per_block: int
+    block_size: int
+    max_model_len: int
+    max_running: int
+    kv_memory_bytes: int | None
+    adapter_memory_bytes: int | None
+
+
+def free_host_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process may still take: of the machine, and of its control group."""
+    meminfo = (root / "proc/meminfo").read_text()
+    available = next(line for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
+    free_bytes = int(available.split()[1]) * 1024
+    group = root / "sys/fs/cgroup"
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        used = int((group / "memory.current").read_text())
+    except OSError:
+        return free_bytes  # no control group limits this process
+    return free_bytes if limit == "max" else min(free_bytes, int(limit) - used)
+
+
+def require_model_fits(model_bytes: int, free_bytes: int) -> None:
+    """Refuse to load what cannot fit. Raises MemoryTooSmall."""
+    if model_bytes > free_bytes:
+        raise MemoryTooSmall(
+            f"the model needs {model_bytes // MIB} MiB and {free_bytes // MIB} MiB are free; "
+            "free some memory, choose a smaller model, or set LORAPLEX_DTYPE=bfloat16"
+        )
+
+
+def size_pools(request: PoolRequest) -> PoolSizes:
+    """Divide what is free after the model was loaded. Raises MemoryTooSmall."""
+    most_bytes = _blocks(request.max_model_len, request.block_size) * request.max_running
+    kv_bytes = request.kv_memory_bytes or min(
+        int(request.free_bytes * KV_SHARE / 2), most_bytes * request.bytes_per_block
+    )
+    adapter_bytes = request.adapter_memory_bytes or int(request.free_bytes * ADAPTER_SHARE)
+    num_blocks = kv_bytes // request.bytes_per_block
+    if num_blocks * request.block_size < request.max_model_len:
+        fits = num_blocks * request.block_size
+        raise MemoryTooSmall(
+            f"the KV cache of {kv_bytes // MIB} MiB holds {fits} tokens, fewer than one request of "
+            f"max_model_len = {request.max_model_len}; set LORAPLEX_KV_MEMORY_BYTES to at least "
+            f"{_blocks(request.max_model_len, request.block_size) * request.bytes_per_block}, or "
+            f"LORAPLEX_MAX_MODEL_LEN to at most {fits}"
+        )
+    if kv_bytes + adapter_bytes > request.free_bytes:
+        raise MemoryTooSmall(
+            f"KV cache and adapters need {(kv_bytes + adapter_bytes) // MIB} MiB and "
+            f"{request.free_bytes // MIB} MiB are free; lower LORAPLEX_KV_MEMORY_BYTES or "
+            "LORAPLEX_ADAPTER_MEMORY_BYTES"
+        )
+    return PoolSizes(num_blocks, kv_bytes, adapter_bytes, request.max_model_len)
+
+
+def _blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)

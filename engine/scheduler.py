@@ -1,0 +1,309 @@
+"""Who runs in the next step, and what follows from what ran. Pure Python; time is an argument."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from loraplex.adapters.residency import Residency, State
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.admission import AdmissionPolicy
+from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.errors import EngineOverloaded, RequestRefused
+from loraplex.engine.events import Events
+from loraplex.engine.kv_blocks import BlockPool
+from loraplex.engine.plan import Chunk, StepOutput, StepPlan
+from loraplex.engine.protocol import FinishReason, Submit
+from loraplex.engine.request import Request, Status, Text
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The plan of one step while it is being made."""
+
+    budget: int
+    chunks: list[Chunk] = field(default_factory=list)
+    loads: list[AdapterKey] = field(default_factory=list)
+    evictions: list[AdapterKey] = field(default_factory=list)
+    num_preempted: int = 0
+
+    def add(self, request: Request) -> None:
+        """Give the request as much of the step as it can use."""
+        num_tokens = min(request.num_tokens_to_compute, self.budget)
+        start = request.num_computed_tokens
+        completes = start + num_tokens == request.num_tokens
+        self.chunks.append(
+            Chunk(
+                request_id=request.request_id,
+                adapter=request.adapter,
+                token_ids=tuple(request.token_ids[start : start + num_tokens]),
+                start=start,
+                block_table=tuple(request.block_table),
+                sample=request.sample_spec() if completes else None,
+            )
+        )
+        self.budget -= num_tokens
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill.
+
+    Each step first gives every decoding request its one token, then goes on with prompts that
+    have begun, then admits waiting requests in the order of the policy. A request holds KV blocks
+    for all its known tokens from admission on, so only decodes can run out of blocks; then the
+    request admitted last gives up its own and is recomputed later.
+
+    Invariant: the request admitted first is never preempted, and the pool holds one request of
+    the longest length, so some request always advances.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        residency: Residency,
+        policy: AdmissionPolicy,
+        new_text: Callable[[tuple[str, ...]], Text],
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._config = config
+        self._residency = residency
+        self._waiting = policy
+        self._new_text = new_text
+        self._eos_token_ids = eos_token_ids
+        self._pool = BlockPool(config.num_blocks, config.block_size)
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []
+        self._num_waiting_tokens = 0
+        self._step = 0
+        self._events = Events()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold KV blocks."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold none."""
+        return len(self._waiting)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that nobody holds."""
+        return self._pool.num_free
+
+    @property
+    def has_work(self) -> bool:
+        """True if a step could compute or report something."""
+        return bool(self._requests or self._events)
+
+    def add(self, submit: Submit, now: float, adapter_bytes: int = 0) -> None:
+        """Take a request that arrived at `now`; `adapter_bytes` is what its adapter needs resident.
+
+        Raises RequestRefused if it could never run, EngineOverloaded if the queue is full.
+        """
+        self._refuse_impossible(submit, adapter_bytes)
+        config, num_tokens = self._config, len(submit.prompt)
+        if (
+            len(self._waiting) >= config.max_waiting_requests
+            or self._num_waiting_tokens + num_tokens > config.max_waiting_tokens
+        ):
+            raise EngineOverloaded(
+                f"{len(self._waiting)} requests with {self._num_waiting_tokens} prompt tokens wait "
+                "already; retry later",
+                retry_after_s=1.0,
+            )
+        request = Request(submit, self._new_text(submit.sampling.stop), now, adapter_bytes)
+        self._requests[request.request_id] = request
+        self._waiting.add(request)
+        self._num_waiting_tokens += num_tokens
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; unknown ids are ignored, since it may just have ended."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._finish(request, "abort")
+
+    def fail_adapter(self, key: AdapterKey, message: str) -> None:
+        """Fail all requests that wait for an adapter whose load failed."""
+        for request in list(self._requests.values()):
+            if request.adapter == key and request.status is Status.WAITING:
+                self._fail(request, "adapter_load_failed", message)
+
+    def fail_step(self, plan: StepPlan, message: str) -> None:
+        """Fail the requests of a step that could not be run; what waits is not touched."""
+        for chunk in plan.chunks:
+            self._fail(self._requests[chunk.request_id], "internal_error", message)
+
+    def plan(self, now: float) -> StepPlan:
+        """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
+        self._step += 1
+        draft = _Draft(self._config.max_step_tokens)
+        self._plan_decodes(draft)
+        self._plan_prefills(draft)
+        if not draft.num_preempted:
+            self._admit(draft, now)
+        return StepPlan(
+            step=self._step,
+            chunks=tuple(sorted(draft.chunks, key=_by_adapter)),
+            loads=tuple(draft.loads),
+            evictions=tuple(draft.evictions),
+            num_preempted=draft.num_preempted,
+        )
+
+    def commit(self, plan: StepPlan, output: StepOutput) -> Events:
+        """Take what ran: advance, finish, free. Returns all events since the last commit."""
+        for chunk in plan.chunks:
+            request = self._requests[chunk.request_id]
+            request.num_computed_tokens += len(chunk.token_ids)
+            if request.request_id in output.failures:
+                self._fail(request, "not_finite", output.failures[request.request_id])
+            elif request.request_id in output.tokens:
+                self._append(request, output.tokens[request.request_id])
+        return self.take_events()
+
+    def take_events(self) -> Events:
+        """Return and forget what was not reported yet."""
+        events, self._events = self._events, Events()
+        return events
+
+    def check(self) -> None:
+        """Assert the conservation laws; holds between any two calls."""
+        self._pool.check([request.block_table for request in self._requests.values()])
+        self._residency.check()
+        assert len(self._running) + len(self._waiting) == len(self._requests)
+        waiting = [r for r in self._requests.values() if r.status is Status.WAITING]
+        assert self._num_waiting_tokens == sum(r.num_prompt_tokens for r in waiting)
+        if not self._requests:
+            assert self._residency.num_leases == 0, "a lease outlived its request"
+
+    def _refuse_impossible(self, submit: Submit, adapter_bytes: int) -> None:
+        num_tokens = len(submit.prompt) + submit.sampling.max_tokens
+        if submit.request_id in self._requests:
+            raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
+        if not submit.prompt or submit.sampling.max_tokens < 1:
+            raise RequestRefused("prompt and max_tokens must hold at least one token", "prompt")
+        if num_tokens > self._config.max_model_len:
+            raise RequestRefused(
+                f"prompt and max_tokens are {num_tokens} tokens together; at most "
+                f"{self._config.max_model_len} fit",
+                "max_tokens",
+            )
+        if len(submit.prompt) > self._config.max_waiting_tokens:
+            raise RequestRefused(
+                f"the prompt has {len(submit.prompt)} tokens; the queue holds at most "
+                f"{self._config.max_waiting_tokens}",
+                "prompt",
+            )
+        if adapter_bytes > self._residency.capacity_bytes:
+            raise RequestRefused(
+                f"the adapter needs {adapter_bytes} bytes; the worker has "
+                f"{self._residency.capacity_bytes} for adapters",
+                "model",
+            )
+
+    def _plan_decodes(self, draft: _Draft) -> None:
+        for request in list(self._running):
+            if request.num_tokens_to_compute != 1:
+                continue
+            if request.status is Status.RUNNING and self._make_room(request, draft):
+                draft.add(request)
+
+    def _make_room(self, request: Request, draft: _Draft) -> bool:
+        """Extend its block table by what the next token needs; False if it was preempted itself."""
+        while self._pool.missing(request.block_table, request.num_tokens) > self._pool.num_free:
+            victim = self._running[-1]
+            self._preempt(victim)
+            draft.num_preempted += 1
+            if victim is request:
+                return False
+        self._pool.extend(request.block_table, request.num_tokens)
+        return True
+
+    def _plan_prefills(self, draft: _Draft) -> None:
+        for request in self._running:
+            if request.num_tokens_to_compute > 1 and draft.budget > 0:
+                draft.add(request)
+
+    def _admit(self, draft: _Draft, now: float) -> None:
+        for request in self._waiting.candidates(now):
+            if draft.budget == 0 or len(self._running) >= self._config.max_running:
+                break
+            state = self._adapter_state(request)
+            if state is State.LOADING:
+                continue
+            if state is State.ABSENT:
+                if not self._residency.can_load(request.adapter_bytes):
+                    break  # those behind it must not keep the memory busy for ever
+                self._start_load(request, draft)
+                continue
+            if self._pool.missing(request.block_table, request.num_tokens) > self._pool.num_free:
+                break
+            self._start(request, now)
+            draft.add(request)
+
+    def _adapter_state(self, request: Request) -> State:
+        return State.RESIDENT if request.adapter is None else self._residency.state(request.adapter)
+
+    def _start_load(self, request: Request, draft: _Draft) -> None:
+        assert request.adapter is not None
+        evicted = self._residency.start_load(request.adapter, request.adapter_bytes)
+        draft.evictions.extend(evicted)
+        draft.loads.append(request.adapter)
+
+    def _start(self, request: Request, now: float) -> None:
+        self._waiting.remove(request)
+        self._num_waiting_tokens -= request.num_prompt_tokens
+        if request.adapter is not None:
+            self._residency.acquire(request.adapter)
+        self._pool.extend(request.block_table, request.num_tokens)
+        request.status = Status.RUNNING
+        if request.first_step_s is None:
+            request.first_step_s = now
+        self._running.append(request)
+
+    def _stop(self, request: Request) -> None:
+        """Take a running request's blocks and lease."""
+        self._running.remove(request)
+        self._pool.release(request.block_table)
+        if request.adapter is not None:
+            self._residency.release(request.adapter)
+
+    def _preempt(self, request: Request) -> None:
+        self._stop(request)
+        request.num_computed_tokens = 0
+        request.status = Status.WAITING
+        self._waiting.put_back(request)
+        self._num_waiting_tokens += request.num_prompt_tokens
+
+    def _append(self, request: Request, token_id: int) -> None:
+        request.token_ids.append(token_id)
+        if token_id in self._eos_token_ids:
+            self._events.add_token(request, token_id, "")
+            self._finish(request, "stop")
+            return
+        self._events.add_token(request, token_id, request.text.push(token_id))
+        if request.text.stopped:
+            self._finish(request, "stop")
+        elif request.num_output_tokens >= request.submit.sampling.max_tokens:
+            self._finish(request, "length")
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        self._end(request)
+        self._events.add_finished(request, reason)
+
+    def _fail(self, request: Request, code: str, message: str) -> None:
+        self._end(request)
+        self._events.add_failed(request, code, message)
+
+    def _end(self, request: Request) -> None:
+        if request.status is Status.RUNNING:
+            self._stop(request)
+        else:
+            self._waiting.remove(request)
+            self._num_waiting_tokens -= request.num_prompt_tokens
+        request.status = Status.FINISHED
+        del self._requests[request.request_id]
+
+
+def _by_adapter(chunk: Chunk) -> tuple[bool, AdapterKey]:
+    """Base rows first, then each adapter's rows together."""
+    return chunk.adapter is not None, chunk.adapter or AdapterKey("", "")

@@ -1,0 +1,219 @@
+"""The worker's side of the stream: gateways in, one frame per step and gateway out."""
+
+import asyncio
+import fcntl
+import logging
+import os
+from asyncio import IncompleteReadError, StreamReader, StreamWriter
+from collections.abc import Callable
+from contextlib import suppress
+from hmac import compare_digest
+from pathlib import Path
+
+import msgspec
+
+from loraplex.engine.core import StepReport
+from loraplex.engine.errors import EngineError
+from loraplex.engine.frames import Address, Security, UnixAddress, encode, read_frame
+from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    GatewayMessage,
+    Hello,
+    MetricsQuery,
+    MetricsText,
+    Rejected,
+    StepFrame,
+    Submit,
+    Welcome,
+)
+
+_log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 5.0
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""A gateway that leaves more than this unread is cut off."""
+
+
+class AddressInUse(EngineError):
+    """Another worker listens there already."""
+
+
+class _Gateway:
+    """One connected gateway and the requests that it has open here."""
+
+    def __init__(self, writer: StreamWriter) -> None:
+        self._writer = writer
+        self.request_ids: set[str] = set()
+
+    def send(self, message: object) -> None:
+        """Write one frame without waiting; a gateway that does not read is cut off."""
+        if self._writer.is_closing():
+            return
+        self._writer.write(encode(message))
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            _log.error("a gateway left %d bytes unread and is cut off", MAX_UNSENT_BYTES)
+            self._writer.transport.abort()
+
+
+class StreamServer:
+    """Accepts gateways and carries messages between them and the engine's thread."""
+
+    def __init__(
+        self, mailbox: Mailbox, welcome: Welcome, security: Security, metrics: Callable[[], str]
+    ) -> None:
+        """`metrics` renders the worker's metrics as Prometheus text."""
+        self._mailbox = mailbox
+        self._welcome = welcome
+        self._security = security
+        self._metrics = metrics
+        self._gateways: set[_Gateway] = set()
+        self._owners: dict[str, _Gateway] = {}
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._server: asyncio.Server | None = None
+        self._lock_fd: int | None = None
+
+    async def start(self, address: Address) -> None:
+        """Listen. Raises AddressInUse, OSError."""
+        if isinstance(address, UnixAddress):
+            self._lock_fd = _claim(address.path)
+            self._server = await asyncio.start_unix_server(self._serve, address.path)
+            address.path.chmod(0o600)
+            return
+        try:
+            self._server = await asyncio.start_server(
+                self._serve, address.host, address.port, ssl=self._security.server_context()
+            )
+        except OSError as error:
+            raise AddressInUse(f"cannot listen on {address}: {error.strerror}") from error
+
+    def publish(self, report: StepReport) -> None:
+        """Send a step's events to the gateways that own the requests. On the loop's thread."""
+        events = report.events
+        if not events:
+            return
+        for gateway in self._gateways:
+            frame = events.frame(self._welcome.epoch, report.plan.step, gateway.request_ids)
+            if frame.rejected or frame.tokens or frame.finished or frame.failed:
+                gateway.send(frame)
+        for request_id in events.ended():
+            owner = self._owners.pop(request_id, None)
+            if owner is not None:
+                owner.request_ids.discard(request_id)
+        self._note_idle()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the open ones; False if some were still open."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Stop listening and cut all gateways off."""
+        if self._server is not None:
+            self._server.close()
+            for gateway in list(self._gateways):
+                gateway._writer.close()  # noqa: SLF001
+            await self._server.wait_closed()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        gateway = _Gateway(writer)
+        try:
+            if await self._greet(reader, gateway):
+                await self._read(reader, gateway)
+        except (IncompleteReadError, ConnectionError):
+            pass  # the gateway left; what it had open is aborted below
+        except (ValueError, msgspec.MsgspecError) as error:
+            _log.warning("a gateway sent what is not our protocol: %s", error)
+        finally:
+            self._forget(gateway)
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _greet(self, reader: StreamReader, gateway: _Gateway) -> bool:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = await read_frame(reader, msgspec.msgpack.Decoder(Hello))
+        except TimeoutError:
+            return False
+        if not compare_digest(hello.token.encode(), self._security.token.encode()):
+            _log.warning("a gateway was refused: its token is wrong")
+            return False
+        gateway.send(self._welcome)
+        if hello.protocol != PROTOCOL_VERSION:
+            _log.warning("a gateway was refused: it speaks protocol %d", hello.protocol)
+            return False
+        self._gateways.add(gateway)
+        return True
+
+    async def _read(self, reader: StreamReader, gateway: _Gateway) -> None:
+        decoder = msgspec.msgpack.Decoder(GatewayMessage)
+        while True:
+            match await read_frame(reader, decoder):
+                case Submit() as submit:
+                    self._submit(submit, gateway)
+                case Abort() as abort:
+                    if abort.request_id in gateway.request_ids:
+                        self._mailbox.put(abort)
+                case MetricsQuery(query_id):
+                    gateway.send(MetricsText(query_id, self._metrics()))
+                case Hello():
+                    raise ValueError("a second hello")
+
+    def _submit(self, submit: Submit, gateway: _Gateway) -> None:
+        if self._draining:
+            self._reject(submit, gateway, "draining", "the worker is shutting down")
+        elif submit.request_id in self._owners:
+            self._reject(submit, gateway, "refused", f"{submit.request_id} is open already")
+        else:
+            self._owners[submit.request_id] = gateway
+            gateway.request_ids.add(submit.request_id)
+            self._idle.clear()
+            self._mailbox.put(submit)
+
+    def _reject(self, submit: Submit, gateway: _Gateway, code: str, message: str) -> None:
+        rejected = Rejected(
+            request_id=submit.request_id,
+            code="draining" if code == "draining" else "refused",
+            message=message,
+            field="request_id",
+        )
+        gateway.send(StepFrame(epoch=self._welcome.epoch, step=0, rejected=(rejected,)))
+
+    def _forget(self, gateway: _Gateway) -> None:
+        """A broken stream aborts all that its gateway had open."""
+        self._gateways.discard(gateway)
+        for request_id in gateway.request_ids:
+            self._owners.pop(request_id, None)
+        self._mailbox.put(*(Abort(request_id) for request_id in gateway.request_ids))
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not self._owners:
+            self._idle.set()
+
+
+def _claim(path: Path) -> int:
+    """Hold the socket's lock file for this process's life; then a stale socket can be removed."""
+    lock = path.with_name(path.name + ".lock")
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise AddressInUse(
+            f"another worker listens on {path}; stop it, or give this one its own "
+            "LORAPLEX_WORKER_ADDRESS"
+        ) from error
+    path.unlink(missing_ok=True)
+    return fd

@@ -1,0 +1,124 @@
+"""Attention of a packed batch over keys and values that lie in blocks."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from loraplex.kernels.attention_plan import (
+    AttentionMetadata,
+    DecodeGroup,
+    KvLayout,
+    PrefillChunk,
+    Window,
+)
+
+
+class KvCache(NamedTuple):
+    """Keys and values of one layer, for all sequences; the block after the last is zero."""
+
+    keys: Tensor
+    """``[num_blocks + 1, block_size, kv_heads, key_dim]``."""
+    values: Tensor
+    """``[num_blocks + 1, block_size, kv_heads, value_dim]``."""
+
+
+def allocate_kv_cache(
+    layout: KvLayout,
+    kv_heads: int,
+    head_dims: tuple[int, int],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KvCache:
+    """Return an empty cache of one layer; ``head_dims`` are those of a key and of a value."""
+    key_dim, value_dim = head_dims
+    shape = (layout.num_blocks + 1, layout.block_size, kv_heads)
+    return KvCache(
+        torch.zeros(*shape, key_dim, dtype=dtype, device=device),
+        torch.zeros(*shape, value_dim, dtype=dtype, device=device),
+    )
+
+
+def paged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KvCache,
+    metadata: AttentionMetadata,
+    *,
+    scaling: float,
+    window: Window = None,
+) -> Tensor:
+    """Write a step's keys and values into their slots, then attend each row to its sequence.
+
+    With ``s(p)`` the slot of position ``p`` in the row's own sequence, ``g(h)`` the KV head of
+    head ``h``, and ``P`` the positions that row ``i`` at position ``p_i`` sees, those in
+    ``[0, p_i]`` or, with a window, in ``(p_i - window, p_i]``::
+
+        w[i, h, p] = softmax over p in P of (scaling * sum_d q[i, h, d] * keys[s(p), g(h), d])
+        out[i, h]  = sum over p in P of w[i, h, p] * values[s(p), g(h)]
+
+    Args:
+        q: ``[rows, heads, key_dim]``, float32, bfloat16 or float16; positions already applied.
+        k: ``[rows, kv_heads, key_dim]``; ``heads`` is a multiple of ``kv_heads``.
+        v: ``[rows, kv_heads, value_dim]``.
+        cache: the layer's blocks; slots of this step are overwritten.
+        metadata: the step's, with a plan for ``window``.
+        scaling: factor of the scores.
+        window: of this layer.
+
+    Returns:
+        ``[rows, heads, value_dim]``, contiguous, dtype of ``q``.
+    """
+    keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
+    keys.index_copy_(0, metadata.slot_mapping, k)
+    values.index_copy_(0, metadata.slot_mapping, v)
+    out = q.new_empty(*q.shape[:2], v.shape[-1])
+    plan = metadata.plans[window]
+    for group in plan.decodes:
+        _attend_decodes(out, q, keys, values, group, scaling)
+    for chunk in plan.chunks:
+        if chunk.slots is None:
+            own = slice(chunk.start, chunk.end)
+            _attend_chunk(out, q, k[own], v[own], chunk, scaling)
+        else:
+            seen_keys = keys.index_select(0, chunk.slots)
+            seen_values = values.index_select(0, chunk.slots)
+            _attend_chunk(out, q, seen_keys, seen_values, chunk, scaling)
+    return out
+
+
+def _attend_decodes(
+    out: Tensor, q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, scaling: float
+) -> None:
+    n, kv_heads = group.rows.shape[0], keys.shape[1]
+    seen_keys = keys.index_select(0, group.slots).view(n, -1, *keys.shape[1:])
+    seen_values = values.index_select(0, group.slots).view(n, -1, *values.shape[1:])
+    # All heads of a KV head see the same positions, so they go as its query rows.
+    queries = q.index_select(0, group.rows).view(n, kv_heads, -1, q.shape[-1])
+    attended = scaled_dot_product_attention(
+        queries,  # [n, kv_heads, heads / kv_heads, key_dim]
+        seen_keys.transpose(1, 2),  # [n, kv_heads, keys, key_dim]
+        seen_values.transpose(1, 2),
+        attn_mask=group.mask,
+        scale=scaling,
+    )
+    out.index_copy_(0, group.rows, attended.flatten(1, 2))
+
+
+def _attend_chunk(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, chunk: PrefillChunk, scaling: float
+) -> None:
+    queries = q[chunk.start : chunk.end]
+    attended = scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],  # [1, heads, rows, key_dim]
+        k.transpose(0, 1)[None],  # [1, kv_heads, keys, key_dim]
+        v.transpose(0, 1)[None],
+        attn_mask=chunk.mask,
+        is_causal=chunk.mask is None,
+        scale=scaling,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    out[chunk.start : chunk.end] = attended[0].transpose(0, 1)

@@ -1,0 +1,234 @@
+"""API keys: `lpx_<key id>_<secret><checksum>`, stored as a keyed hash.
+
+The checksum lets a typo be refused without asking the database, and scanners find leaked keys.
+"""
+
+import hashlib
+import hmac
+import re
+import zlib
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.errors import (
+    KeyExpired,
+    KeyMalformed,
+    KeyNotFound,
+    KeyRevoked,
+    KeyUnknown,
+    TenantSuspended,
+    ValueRefused,
+)
+from loraplex.tenants.ids import Entropy
+from loraplex.tenants.limits import TenantLimits
+from loraplex.tenants.tables import ApiKey, Tenant
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_ID_BYTES, _ID_CHARS = 12, 17
+_SECRET_BYTES, _SECRET_CHARS = 32, 43
+_CHECKSUM_CHARS = 6
+_FORMAT = re.compile(
+    rf"lpx_([0-9A-Za-z]{{{_ID_CHARS}}})_[0-9A-Za-z]{{{_SECRET_CHARS}}}"
+    rf"([0-9A-Za-z]{{{_CHECKSUM_CHARS}}})"
+)
+MAX_LABEL_CHARS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a request acts for, as its key says."""
+
+    tenant_id: str
+    tenant_name: str
+    key_id: str
+    weight: float
+    """The tenant's share of the machine, relative to other tenants."""
+    limits: TenantLimits
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """A stored key, as its owner may see it."""
+
+    key_id: str
+    label: str
+    created_at: datetime
+    last_used_at: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class MintedKey:
+    """A new key; `text` is shown to its owner once and kept nowhere."""
+
+    key_id: str
+    text: str = field(repr=False)
+
+
+async def verify(session: AsyncSession, text: str, pepper: bytes, now: datetime) -> Principal:
+    """Return whom the key `text` authenticates at the time `now`.
+
+    Raises:
+        KeyMalformed: no key of ours, or a typo; the database is not asked.
+        KeyUnknown: no such key.
+        KeyRevoked: it was revoked.
+        KeyExpired: its time is over.
+        TenantSuspended: its tenant is suspended.
+    """
+    key_id = _parse(text)
+    row = (
+        await session.execute(
+            select(ApiKey, Tenant)
+            .join(Tenant, Tenant.id == ApiKey.tenant_id)
+            .where(ApiKey.id == key_id)
+        )
+    ).one_or_none()
+    # Whoever lacks the secret learns nothing of the key's state: the hash comes first.
+    if row is None or not hmac.compare_digest(row.ApiKey.key_hash, _hash(text, pepper)):
+        raise KeyUnknown("The API key is not known.")
+    key, tenant = row.ApiKey, row.Tenant
+    if key.revoked_at is not None:
+        raise KeyRevoked(f"The API key {key_id} was revoked.")
+    if key.expires_at is not None and key.expires_at <= now:
+        raise KeyExpired(f"The API key {key_id} has expired.")
+    if tenant.status != "active":
+        raise TenantSuspended(f"The tenant {tenant.name} is suspended.")
+    return Principal(
+        tenant_id=tenant.id,
+        tenant_name=tenant.name,
+        key_id=key.id,
+        weight=tenant.weight,
+        limits=TenantLimits(
+            tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrency
+        ),
+    )
+
+
+async def mint(
+    session: AsyncSession,
+    tenant: TenantRecord,
+    label: str,
+    pepper: bytes,
+    now: datetime,
+    entropy: Entropy,
+    expires_at: datetime | None = None,
+) -> MintedKey:
+    """Make a key of random bytes and store its hash.
+
+    Raises:
+        ValueRefused: the label is too long, or the key would be expired from the start.
+    """
+    if len(label) > MAX_LABEL_CHARS:
+        raise ValueRefused(f"The label has more than {MAX_LABEL_CHARS} characters.", "label")
+    if expires_at is not None and expires_at <= now:
+        raise ValueRefused(f"The key would expire in the past, at {expires_at}.", "expires_at")
+    minted = _compose(entropy(_ID_BYTES), entropy(_SECRET_BYTES))
+    row = _row(minted, tenant, label, pepper, now)
+    row.expires_at = expires_at
+    session.add(row)
+    await session.flush()
+    return minted
+
+
+async def derive(
+    session: AsyncSession, tenant: TenantRecord, purpose: str, pepper: bytes, now: datetime
+) -> MintedKey:
+    """Return the one key of this tenant and purpose, which the secret determines; store it once.
+
+    Such a key can be shown again at each start, though only its hash is stored.
+
+    Raises:
+        KeyRevoked: it was revoked, and stays so.
+    """
+    message = f"loraplex derived key\0{tenant.name}\0{purpose}".encode()
+    derived = hmac.digest(pepper, message, hashlib.sha512)
+    minted = _compose(derived[:_ID_BYTES], derived[-_SECRET_BYTES:])
+    row = await session.get(ApiKey, minted.key_id)
+    if row is None:
+        session.add(_row(minted, tenant, purpose, pepper, now))
+        await session.flush()
+    elif row.revoked_at is not None:
+        raise KeyRevoked(f"The API key {minted.key_id} was revoked.")
+    return minted
+
+
+async def list_keys(session: AsyncSession, tenant_id: str) -> list[KeyRecord]:
+    """Return the tenant's keys, oldest first."""
+    rows = await session.scalars(
+        select(ApiKey).where(ApiKey.tenant_id == tenant_id).order_by(ApiKey.created_at, ApiKey.id)
+    )
+    return [
+        KeyRecord(
+            key_id=row.id,
+            label=row.label,
+            created_at=row.created_at,
+            last_used_at=row.last_used_at,
+            expires_at=row.expires_at,
+            revoked_at=row.revoked_at,
+        )
+        for row in rows
+    ]
+
+
+async def revoke(session: AsyncSession, tenant_id: str, key_id: str, now: datetime) -> None:
+    """Revoke a key of the tenant; a key that is revoked already keeps its time.
+
+    Raises:
+        KeyNotFound: the tenant has no such key.
+    """
+    key = await session.get(ApiKey, key_id)
+    if key is None or key.tenant_id != tenant_id:
+        raise KeyNotFound(f"The tenant has no key {key_id[:60]!r}.")
+    if key.revoked_at is None:
+        key.revoked_at = now
+        await session.flush()
+
+
+def _row(
+    minted: MintedKey, tenant: TenantRecord, label: str, pepper: bytes, now: datetime
+) -> ApiKey:
+    return ApiKey(
+        id=minted.key_id,
+        tenant_id=tenant.id,
+        label=label,
+        key_hash=_hash(minted.text, pepper),
+        created_at=now,
+    )
+
+
+def _compose(id_bytes: bytes, secret_bytes: bytes) -> MintedKey:
+    key_id = _base62(int.from_bytes(id_bytes), _ID_CHARS)
+    body = f"lpx_{key_id}_{_base62(int.from_bytes(secret_bytes), _SECRET_CHARS)}"
+    return MintedKey(key_id, body + _checksum(body))
+
+
+def _parse(text: str) -> str:
+    """Return the key id of a well-formed key."""
+    match = _FORMAT.fullmatch(text)
+    if match is None:
+        raise KeyMalformed("The API key is malformed: a key looks like lpx_<id>_<secret>.")
+    if match[2] != _checksum(text[:-_CHECKSUM_CHARS]):
+        raise KeyMalformed("The API key is malformed: its checksum is wrong, so it has a typo.")
+    return match[1]
+
+
+def _checksum(body: str) -> str:
+    return _base62(zlib.crc32(body.encode()), _CHECKSUM_CHARS)
+
+
+def _hash(text: str, pepper: bytes) -> str:
+    # The secret has 256 random bits: there is nothing to guess that a slow hash would protect.
+    return hmac.digest(pepper, b"loraplex key hash\0" + text.encode(), hashlib.sha256).hex()
+
+
+def _base62(number: int, width: int) -> str:
+    digits = []
+    for _ in range(width):
+        number, digit = divmod(number, 62)
+        digits.append(_DIGITS[digit])
+    return "".join(reversed(digits))

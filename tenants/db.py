@@ -1,0 +1,150 @@
+"""The database: SQLite as the embedded default, PostgreSQL in production."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import URL, Connection, NullPool, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from loraplex.tenants.columns import Base
+from loraplex.tenants.errors import DatabaseUnusable
+
+__all__ = ["Base", "Database", "migrate"]
+
+DRIVERS = ("sqlite+aiosqlite", "postgresql+psycopg")
+BUSY_TIMEOUT_MS = 10_000
+"""How long a statement on SQLite waits for another writer before it fails."""
+
+
+class Database:
+    """An open database; use `session` to write and `reader` to read."""
+
+    def __init__(self, url: URL, engine: AsyncEngine) -> None:
+        """Take an engine; use `open`."""
+        self.url = url
+        self._engine = engine
+        self._reading = engine.execution_options(loraplex_begin="BEGIN")
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Prepare a database of this SQLAlchemy URL; connections open when first used.
+
+        Raises:
+            DatabaseUnusable: the URL is wrong, or SQLite's file or folder cannot be written.
+        """
+        parsed = _parse(url)
+        with explaining_failures(parsed):
+            if parsed.get_backend_name() == "sqlite":
+                _prepare_file(sqlite_path(parsed))
+            return cls(parsed, new_engine(parsed))
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[AsyncSession]:
+        """A transaction that may write: committed at the end, rolled back on any exception."""
+        async with AsyncSession(self._engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[AsyncSession]:
+        """A transaction that only reads, beside any writer."""
+        async with AsyncSession(self._reading, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()
+
+
+async def migrate(database: Database) -> None:
+    """Bring the database to the newest version of the tables; several processes may do so at once.
+
+    Raises:
+        DatabaseTooNew: a newer version of the program migrated it.
+        DatabaseUnusable: it cannot be opened or written.
+    """
+    # Alembic is needed at start alone, and takes long to import.
+    from loraplex.tenants.migrate import upgrade  # noqa: PLC0415
+
+    engine = new_engine(database.url, migrating=True)
+    try:
+        with explaining_failures(database.url):
+            async with engine.begin() as connection:
+                await connection.run_sync(upgrade)
+    finally:
+        await engine.dispose()
+
+
+def new_engine(url: URL, *, migrating: bool = False) -> AsyncEngine:
+    """Return an engine with SQLite's PRAGMAs; `hide_parameters` keeps values out of messages."""
+    options: dict[str, Any] = {"poolclass": NullPool} if migrating else {"pool_pre_ping": True}
+    engine = create_async_engine(url, hide_parameters=True, **options)
+    if url.get_backend_name() == "sqlite":
+        # While tables are rebuilt, rows of other tables point at none.
+        _configure_sqlite(engine, foreign_keys=not migrating)
+    return engine
+
+
+@contextmanager
+def explaining_failures(url: URL) -> Iterator[None]:
+    """Turn the driver's and the file system's errors into ones that name database and reason."""
+    try:
+        yield
+    except (DBAPIError, OSError) as error:
+        reason = getattr(error, "orig", None) or error
+        where = url.render_as_string(hide_password=True)
+        raise DatabaseUnusable(f"The database {where} cannot be used: {reason}") from error
+
+
+def sqlite_path(url: URL) -> Path:
+    """Return the file of an SQLite URL."""
+    return Path(url.database or "")
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise DatabaseUnusable(
+            "The database URL cannot be parsed; it looks like sqlite+aiosqlite:///path/to/file.db "
+            "or postgresql+psycopg://user:password@host/name."
+        ) from error
+    if parsed.drivername not in DRIVERS:
+        raise DatabaseUnusable(
+            f"The database URL starts with {parsed.drivername!r}; "
+            f"supported are {' and '.join(DRIVERS)}."
+        )
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise DatabaseUnusable("An SQLite database needs a file: sqlite+aiosqlite:///path/to/it.")
+    return parsed
+
+
+def _prepare_file(path: Path) -> None:
+    """Make the folder, and find out now rather than at the first write what cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"the folder {path.parent} is not writable")
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        raise PermissionError(f"the file {path} is not writable")
+
+
+def _configure_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
+    @event.listens_for(engine.sync_engine, "connect")
+    def set_pragmas(connection: Any, _record: object) -> None:  # noqa: ANN401  driver's own type
+        # The driver must leave transactions to us: it would begin them only before a write, which
+        # lets two transactions read the same state and then both write.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.execute(f"PRAGMA foreign_keys = {int(foreign_keys)}")
+        cursor.close()
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        connection.exec_driver_sql(options.get("loraplex_begin", "BEGIN IMMEDIATE"))

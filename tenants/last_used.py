@@ -1,0 +1,51 @@
+"""When each key was last used: noted in memory, written to the database now and then."""
+
+import asyncio
+from datetime import datetime
+
+from sqlalchemy import or_, update
+
+from loraplex.tenants.db import Database
+from loraplex.tenants.tables import ApiKey
+
+
+class LastUsed:
+    """Collects uses, so that a request costs no write and a key at most one per flush."""
+
+    def __init__(self) -> None:
+        """Start with nothing to write."""
+        self._noted: dict[str, datetime] = {}
+
+    def note(self, key_id: str, now: datetime) -> None:
+        """Remember that the key was used."""
+        self._noted[key_id] = now
+
+    async def flush(self, database: Database) -> None:
+        """Write what was noted since the last flush; a failed write is tried again by the next."""
+        noted, self._noted = self._noted, {}
+        try:
+            await _write(database, noted)
+        except BaseException:
+            self._noted = noted | self._noted
+            raise
+
+    async def run(self, database: Database, interval_s: float = 60.0) -> None:
+        """Flush every `interval_s` until cancelled, and then once more."""
+        try:
+            while True:
+                await asyncio.sleep(interval_s)
+                await self.flush(database)
+        finally:
+            await self.flush(database)
+
+
+async def _write(database: Database, noted: dict[str, datetime]) -> None:
+    if not noted:
+        return
+    async with database.session() as session:
+        for key_id, used_at in noted.items():
+            # Another gateway may have seen a later use.
+            later = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < used_at)
+            await session.execute(
+                update(ApiKey).where(ApiKey.id == key_id, later).values(last_used_at=used_at)
+            )

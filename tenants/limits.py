@@ -1,0 +1,35 @@
+"""Limits of a tenant: the platform's, and what a tenant has of its own."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one tenant may use; all ≥ 1."""
+
+    requests_per_minute: int
+    tokens_per_minute: int
+    """Prompt and output tokens together."""
+    concurrency: int
+    """Requests that run at the same time."""
+
+    def __post_init__(self) -> None:
+        if min(self.requests_per_minute, self.tokens_per_minute, self.concurrency) < 1:
+            raise ValueError(f"limits must be at least 1: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """A tenant's own limits; None takes the platform's default."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+    def over(self, defaults: Limits) -> Limits:
+        """Return the limits that hold, with the platform's defaults filled in."""
+        return Limits(
+            requests_per_minute=self.requests_per_minute or defaults.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute or defaults.tokens_per_minute,
+            concurrency=self.concurrency or defaults.concurrency,
+        )

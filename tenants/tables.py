@@ -1,0 +1,96 @@
+"""Tables of tenants, their keys and the ledger of what they used."""
+
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from loraplex.tenants.columns import Base, BigId, UtcDateTime
+
+TENANT_STATUSES = ("active", "suspended")
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+def _one_of(column: str, values: tuple[str, ...]) -> str:
+    return f"{column} IN ({', '.join(repr(value) for value in values)})"
+
+
+class Tenant(Base):
+    """A customer of the platform. Tenants are suspended, never deleted: the ledger names them."""
+
+    __tablename__ = "tenant"
+    __table_args__ = (
+        CheckConstraint(_one_of("status", TENANT_STATUSES), name="status"),
+        CheckConstraint("weight > 0", name="weight"),
+        CheckConstraint("requests_per_minute > 0", name="requests_per_minute"),
+        CheckConstraint("tokens_per_minute > 0", name="tokens_per_minute"),
+        CheckConstraint("concurrency > 0", name="concurrency"),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str] = mapped_column(String(40), unique=True)
+    status: Mapped[str] = mapped_column(String(16))
+    weight: Mapped[float] = mapped_column(Double)
+    """Share of the machine, relative to other tenants."""
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
+    concurrency: Mapped[int | None]
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class ApiKey(Base):
+    """A key of a tenant; the key itself is nowhere, only its keyed hash."""
+
+    __tablename__ = "api_key"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    label: Mapped[str] = mapped_column(String(100))
+    key_hash: Mapped[str] = mapped_column(String(64))
+    """HMAC-SHA256 of the whole key, in hex."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class UsageRow(Base):
+    """What one request used; appended once, never changed."""
+
+    __tablename__ = "usage"
+    __table_args__ = (
+        CheckConstraint(_one_of("finish_reason", FINISH_REASONS), name="finish_reason"),
+        CheckConstraint(
+            "cached_tokens >= 0 AND cached_tokens <= prompt_tokens AND completion_tokens >= 0",
+            name="tokens",
+        ),
+        Index("ix_usage_tenant_id_accepted_at", "tenant_id", "accepted_at"),
+    )
+
+    id: Mapped[BigId] = mapped_column(primary_key=True)
+    request_id: Mapped[str] = mapped_column(String(80), unique=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_key.id"))
+    requested_model: Mapped[str] = mapped_column(String(200))
+    """As the request named it."""
+    model: Mapped[str] = mapped_column(String(200))
+    """As it was resolved at admission, with its version."""
+    adapter_digest: Mapped[str | None] = mapped_column(String(80))
+    prompt_tokens: Mapped[int]
+    cached_tokens: Mapped[int]
+    completion_tokens: Mapped[int]
+    finish_reason: Mapped[str] = mapped_column(String(16))
+    accepted_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    first_token_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    queue_ms: Mapped[float] = mapped_column(Double)
+
+
+class Deployment(Base):
+    """One row that ties the database to the secret its keys were hashed with."""
+
+    __tablename__ = "deployment"
+    __table_args__ = (CheckConstraint("id = 1", name="one_row"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    secret_fingerprint: Mapped[str] = mapped_column(String(64))

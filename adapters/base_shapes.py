@@ -1,0 +1,93 @@
+"""What an adapter can be attached to: the shapes of the base model's weights, without torch."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+
+import msgspec
+
+from loraplex.adapters.errors import BaseUnreadable, TensorFileInvalid
+from loraplex.adapters.tensor_file import TensorEntry, read_entries
+
+_FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
+# A header has no module types: these are transformers' names for nn.Embedding in causal models.
+_EMBEDDINGS = frozenset(
+    {"embed_tokens", "embed_in", "embed_positions", "embeddings", "embedding", "tok_embeddings"}
+    | {"word_embeddings", "position_embeddings", "token_type_embeddings", "wte", "wpe", "shared"}
+)
+_TOKEN_EMBEDDINGS = frozenset({"embed_tokens", "embed_in", "word_embeddings", "wte"})
+_HEADS = frozenset({"lm_head", "embed_out"})
+
+
+class _Config(msgspec.Struct):
+    tie_word_embeddings: bool | None = None
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseShapes:
+    """Linear layers and embeddings of one base model, by module path."""
+
+    linears: Mapping[str, tuple[int, int]]
+    """Module path to (out, in) of each linear layer, the output head among them, tied or not."""
+    embeddings: frozenset[str]
+    heads: frozenset[str]
+    """Linear layers that turn hidden states into logits; `all-linear` leaves them out."""
+
+    @classmethod
+    def read(cls, model_dir: Path) -> Self:
+        """Read the headers of a model folder: one safetensors file, or the shards of an index.
+
+        Raises:
+            BaseUnreadable: the folder is missing, incomplete or corrupt.
+        """
+        try:
+            config = msgspec.convert(_json(model_dir / "config.json"), _Config)
+            entries = [entry for path in _weight_files(model_dir) for entry in read_entries(path)]
+        except (OSError, ValueError, msgspec.ValidationError, TensorFileInvalid) as error:
+            raise BaseUnreadable(f"base model in {model_dir} cannot be read: {error}") from error
+        # Older configs leave the field out: a head that is not in the files is tied then.
+        return cls.of(entries, tied=config.tie_word_embeddings is not False)
+
+    @classmethod
+    def of(cls, entries: Iterable[TensorEntry], *, tied: bool) -> Self:
+        """Tell linear layers from embeddings; `tied` adds the head that shares an embedding."""
+        shapes = {
+            entry.name.removesuffix(".weight"): (entry.shape[0], entry.shape[1])
+            for entry in entries
+            if entry.name.endswith(".weight") and len(entry.shape) == 2 and entry.dtype in _FLOATS
+        }
+        embeddings = frozenset(path for path in shapes if _leaf(path) in _EMBEDDINGS)
+        linears = {path: shape for path, shape in shapes.items() if path not in embeddings}
+        heads = frozenset(path for path in linears if _leaf(path) in _HEADS)
+        tokens = [path for path in embeddings if _leaf(path) in _TOKEN_EMBEDDINGS]
+        if tied and not heads and len(tokens) == 1:
+            linears["lm_head"] = shapes[tokens[0]]
+            heads = frozenset({"lm_head"})
+        return cls(MappingProxyType(linears), embeddings, heads)
+
+
+def _weight_files(model_dir: Path) -> list[Path]:
+    index = model_dir / "model.safetensors.index.json"
+    if not index.exists():
+        return [model_dir / "model.safetensors"]
+    names = set(msgspec.convert(_json(index), _Index).weight_map.values())
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise ValueError(f"{index.name} names a file outside the folder: {outside[0]!r}")
+    return [model_dir / name for name in sorted(names)]
+
+
+def _json(path: Path) -> object:
+    # The operator's own file, which may hold Infinity: no reason to be strict.
+    return json.loads(path.read_bytes())
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]

@@ -1,0 +1,71 @@
+"""The identity of an adapter version: one hash over all that changes what it computes.
+
+The formula is fixed for good (docs/adapters.md states it, a test pins it): other machines' stores,
+KV keys and audit logs hold digests of years ago.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+
+from loraplex.adapters.config import AdapterConfig
+from loraplex.adapters.tensor_file import TensorEntry
+
+_DOMAIN = b"loraplex adapter 1\x00"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class AdapterHash:
+    """SHA-256 over the canonical config and then the tensors, which must come sorted by name."""
+
+    def __init__(self, config: AdapterConfig) -> None:
+        self._sha256 = hashlib.sha256(_DOMAIN)
+        self._add_prefixed(canonical_config(config))
+
+    def start_tensor(self, entry: TensorEntry) -> None:
+        """Add name, dtype and shape; the tensor's bytes follow through `add_bytes`."""
+        self._add_prefixed(entry.name.encode())
+        self._add_prefixed(entry.dtype.encode())
+        self._add_numbers([len(entry.shape), *entry.shape, entry.num_bytes])
+
+    def add_bytes(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Add the next bytes of the tensor, in the file's row-major little-endian order."""
+        self._sha256.update(chunk)
+
+    def hexdigest(self) -> str:
+        """64 lower-case hexadecimal digits."""
+        return self._sha256.hexdigest()
+
+    def _add_prefixed(self, data: bytes) -> None:
+        self._add_numbers([len(data)])
+        self._sha256.update(data)
+
+    def _add_numbers(self, numbers: Iterable[int]) -> None:
+        self._sha256.update(b"".join(number.to_bytes(8, "little") for number in numbers))
+
+
+def canonical_config(config: AdapterConfig) -> bytes:
+    """Compact JSON, keys sorted, of the fields that change the output and are not at their default.
+
+    Ranks and modules are absent because the tensors' shapes and names already say them. Rules stay
+    in order, since the first that matches wins.
+    """
+    fields: dict[str, object] = {}
+    if config.alpha != 8:
+        fields["lora_alpha"] = _number(config.alpha)
+    if config.use_rslora:
+        fields["use_rslora"] = True
+    if config.alpha_pattern:
+        fields["alpha_pattern"] = [[rule, _number(alpha)] for rule, alpha in config.alpha_pattern]
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+def is_digest(text: str) -> bool:
+    """True for 64 lower-case hexadecimal digits, the only names that the store knows."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def _number(value: float) -> int | float:
+    # 16 and 16.0 are one number and must not be two adapters.
+    return int(value) if value == int(value) else value

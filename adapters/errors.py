@@ -1,0 +1,48 @@
+"""Errors of adapters.
+
+AdapterError
+├── CheckpointInvalid   an upload is refused; all its problems at once
+├── AdapterMissing      the store holds no adapter of this digest
+├── AdapterCorrupt      a stored adapter is not what its digest says
+├── BaseUnreadable      the base model's folder cannot be read
+├── TensorFileInvalid   a safetensors file breaks its format, and where
+└── ResidencyViolation  residency was driven against its rules: a bug of the caller
+"""
+
+
+class AdapterError(Exception):
+    """Root of all errors that adapters raise."""
+
+
+class CheckpointInvalid(AdapterError):
+    """A checkpoint cannot be served as it is; `problems` names every reason."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("the adapter is refused: " + "; ".join(problems))
+        self.problems = problems
+
+
+class AdapterMissing(AdapterError):
+    """No adapter of this digest is stored."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(f"no adapter {digest[:80]!r} is stored; upload it first")
+
+
+class AdapterCorrupt(AdapterError):
+    """A stored adapter differs from what was stored under its digest."""
+
+    def __init__(self, digest: str, reason: str) -> None:
+        super().__init__(f"stored adapter {digest} is corrupt ({reason}); upload it again")
+
+
+class BaseUnreadable(AdapterError):
+    """The base model's folder is missing, incomplete or corrupt."""
+
+
+class TensorFileInvalid(AdapterError):
+    """A file is not well-formed safetensors; the message says in which respect."""
+
+
+class ResidencyViolation(AdapterError):
+    """A transition that the state machine does not have."""

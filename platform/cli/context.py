@@ -1,0 +1,117 @@
+"""What the sub-commands share: their options, an open database, and how errors are told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from loraplex.platform.settings import Settings
+    from loraplex.tenants.db import Database
+
+T = TypeVar("T")
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        help="Folder of the embedded database, adapters and the secret. "
+        "Default: LORAPLEX_DATA_DIR, else ./loraplex-data.",
+        show_default=False,
+    ),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        help="SQLAlchemy URL of the database. Default: LORAPLEX_DATABASE_URL, "
+        "else an SQLite file in the data directory.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+TenantName = Annotated[str, typer.Argument(metavar="TENANT", help="Name of the tenant.")]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandContext:
+    """What a command works with."""
+
+    settings: "Settings"
+    database: "Database"
+    now: datetime
+
+    def secret(self) -> bytes:
+        """Return the deployment's secret; made at first use."""
+        from loraplex.tenants.secret import load_secret
+
+        given = self.settings.secret
+        return load_secret(self.settings.data_dir, given.get_secret_value() if given else None)
+
+
+def run(
+    work: Callable[[CommandContext], Awaitable[T]],
+    data_dir: Path | None,
+    database_url: str | None,
+) -> T:
+    """Run `work` against the migrated database of these options; expected errors exit with 1."""
+    with reporting_errors():
+        return asyncio.run(_with_database(work, load_settings(data_dir, database_url)))
+
+
+def load_settings(data_dir: Path | None, database_url: str | None) -> "Settings":
+    """Return the settings of the environment, with what the command line has laid over."""
+    from loraplex.platform.settings import Settings
+
+    given: dict[str, Any] = {"data_dir": data_dir, "database_url": database_url}
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+@contextmanager
+def reporting_errors() -> Iterator[None]:
+    """Tell an expected error in one line on stderr and exit with 1; others keep their traceback."""
+    from pydantic import ValidationError
+
+    from loraplex.adapters.errors import AdapterError, CheckpointInvalid
+    from loraplex.adapters.registry.errors import RegistryError
+    from loraplex.tenants.errors import TenantsError
+
+    try:
+        yield
+    except CheckpointInvalid as error:
+        raise _failure("\n  - ".join(["the adapter is refused:", *error.problems])) from None
+    except ValidationError as error:
+        raise _failure(_settings_problems(error)) from None
+    except (TenantsError, RegistryError, AdapterError, CommandFailed) as error:
+        raise _failure(str(error)) from None
+
+
+class CommandFailed(Exception):
+    """A command cannot do its work; the message says why and what helps."""
+
+
+async def _with_database(work: Callable[[CommandContext], Awaitable[T]], settings: "Settings") -> T:
+    from loraplex.tenants.db import Database, explaining_failures, migrate
+
+    database = Database.open(settings.resolved_database_url)
+    try:
+        await migrate(database)
+        with explaining_failures(database.url):
+            return await work(CommandContext(settings, database, datetime.now(UTC)))
+    finally:
+        await database.close()
+
+
+def _failure(message: str) -> typer.Exit:
+    typer.echo(f"error: {message}", err=True)
+    return typer.Exit(1)
+
+
+def _settings_problems(error: Any) -> str:  # noqa: ANN401  pydantic is imported only when needed
+    problems = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+    return "the settings are not valid: " + "; ".join(problems)

@@ -1,0 +1,14 @@
+"""`loraplex migrate`: bring the database up to date, as every other command does at its start."""
+
+import typer
+
+from loraplex.platform.cli.context import CommandContext, DatabaseUrl, DataDir, run
+
+
+def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+    """Bring the database to the newest version of its tables; safe to repeat."""
+
+    async def work(context: CommandContext) -> str:
+        return context.database.url.render_as_string(hide_password=True)
+
+    typer.echo(f"The database {run(work, data_dir, database_url)} is up to date.")

@@ -1,0 +1,46 @@
+"""How commands print data: aligned tables for people, JSON lines for programs."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+import typer
+
+
+def print_json(rows: Iterable[Mapping[str, object]]) -> None:
+    """Print each row as one line of JSON; times are RFC 3339 in UTC."""
+    for row in rows:
+        typer.echo(json.dumps(row, default=_plain))
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
+    """Print aligned columns, numbers to the right; `empty` where there are no rows."""
+    table = [list(row) for row in rows]
+    if not table:
+        typer.echo(empty)
+        return
+    cells = [list(headers), *([_cell(value) for value in row] for row in table)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    numeric = [isinstance(value, int | float) for value in table[0]]
+    for line in cells:
+        padded = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        )
+        typer.echo("  ".join(padded).rstrip())
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"no JSON for {type(value)}")

@@ -4,13 +4,15 @@ import argparse
 import json
 import os
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 # Read by OpenMP when torch is imported: its threads would spin and starve all other processes.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -20,8 +22,12 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from peft.utils.save_and_load import set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationMixin,
+    PreTrainedTokenizerBase,
+)
 
 from loraplex.engine.model import convert_gguf
 from loraplex.platform.demo.accuracy import score
@@ -33,20 +39,24 @@ _SEED: Final = 2024
 _WARM_UP_STEPS: Final = 8
 _CHECKPOINT_STEPS: Final = 20
 _IGNORED_LABEL: Final = -100
-_MAX_ANSWER_TOKENS: Final = 64
 _EVALUATION_BATCH: Final = 14
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Token ids padded on the right, and labels that are set on answer tokens only."""
+    """Examples in one sequence of ``n`` tokens that starts with the prefix they all share.
+
+    ``ids``, ``positions`` and ``labels`` are ``[1, n]``, with labels on answer tokens only;
+    ``mask`` is ``[1, 1, n, n]`` and lets each example see the prefix and itself.
+    """
 
     ids: Tensor
+    positions: Tensor
     mask: Tensor
     labels: Tensor
 
 
-def render(tokenizer: Any, example: Example) -> tuple[list[int], list[int]]:
+def render(tokenizer: PreTrainedTokenizerBase, example: Example) -> tuple[list[int], list[int]]:
     """Return the ids of the prompt, as served, and those of the answer with its end."""
     prompt = tokenizer.apply_chat_template(
         example.messages, add_generation_prompt=True, tokenize=False
@@ -56,30 +66,49 @@ def render(tokenizer: Any, example: Example) -> tuple[list[int], list[int]]:
     return prompt_ids, [*answer_ids, tokenizer.eos_token_id]
 
 
-def make_batch(tokenizer: Any, task: Task, step: int) -> Batch:
+def common_length(prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens at the start are the same in all prompts."""
+    columns = zip(*prompts, strict=False)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def pack(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
+    """Pack rows of prompt and answer ids, so that their common start is computed once."""
+    # The chat template starts every prompt alike: a third of all tokens, and no padding either.
+    shared = common_length([prompt for prompt, _ in rows])
+    ids, labels = rows[0][0][:shared], [_IGNORED_LABEL] * shared
+    positions, owners = list(range(shared)), [0] * shared
+    for owner, (prompt, answer) in enumerate(rows, start=1):
+        own = prompt[shared:] + answer
+        ids += own
+        labels += [_IGNORED_LABEL] * (len(own) - len(answer)) + answer
+        positions += range(shared, shared + len(own))
+        owners += [owner] * len(own)
+    owner_of = torch.tensor(owners)
+    visible = (owner_of == 0) | (owner_of == owner_of[:, None])
+    return Batch(
+        ids=torch.tensor([ids]),
+        positions=torch.tensor([positions]),
+        mask=visible.tril()[None, None],
+        labels=torch.tensor([labels]),
+    )
+
+
+def make_batch(tokenizer: PreTrainedTokenizerBase, task: Task, step: int) -> Batch:
     """Draw the examples of one step; equal steps draw equal ones, whatever ran before."""
-    rng = Random(f"{_SEED} {task.model} {step}")
-    rows = [render(tokenizer, task.train(rng)) for _ in range(task.recipe.batch_size)]
-    length = max(len(prompt) + len(answer) for prompt, answer in rows)
-    ids = torch.full((len(rows), length), tokenizer.pad_token_id)
-    mask = torch.zeros_like(ids)
-    labels = torch.full_like(ids, _IGNORED_LABEL)
-    for row, (prompt, answer) in enumerate(rows):
-        end = len(prompt) + len(answer)
-        ids[row, :end] = torch.tensor(prompt + answer)
-        mask[row, :end] = 1
-        labels[row, len(prompt) : end] = torch.tensor(answer)
-    return Batch(ids, mask, labels)
+    rng = Random(f"{_SEED} {task.model} {step}")  # noqa: S311 - repeatable, no secret
+    return pack([render(tokenizer, task.train(rng)) for _ in range(task.recipe.batch_size)])
 
 
-def answer_loss(model: PeftModel, batch: Batch) -> Tensor:
+def answer_loss(causal: torch.nn.Module, batch: Batch) -> Tensor:
     """Return the mean loss of the answer tokens; the vocabulary is projected for these only."""
-    causal = model.get_base_model()
-    hidden = causal.model(batch.ids, attention_mask=batch.mask, use_cache=False)[0]
+    hidden = causal.get_submodule("model")(
+        batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
+    )[0]
     labels = batch.labels[:, 1:]
     chosen = labels != _IGNORED_LABEL
-    logits = causal.lm_head(hidden[:, :-1][chosen])
-    return torch.nn.functional.cross_entropy(logits.float(), labels[chosen])
+    logits = causal.get_submodule("lm_head")(hidden[:, :-1][chosen])
+    return torch.nn.functional.cross_entropy(logits, labels[chosen])
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -90,9 +119,10 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 
 def new_adapter(base: Path, recipe: Recipe) -> PeftModel:
-    """Return the base model in bfloat16 with a fresh adapter in float32."""
+    """Return the base model with a fresh adapter, both in float32."""
     torch.manual_seed(_SEED)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    # Many CPUs compute bfloat16 far slower than float32.
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=recipe.rank,
@@ -142,6 +172,12 @@ class Checkpoint:
         self._path.unlink(missing_ok=True)
 
 
+def say(text: str) -> None:
+    """Write one line of progress at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def train_adapter(task: Task, base: Path, folder: Path) -> None:
     """Train the task's adapter, or go on with an interrupted training, and save it."""
     tokenizer = AutoTokenizer.from_pretrained(base)
@@ -156,8 +192,8 @@ def train_adapter(task: Task, base: Path, folder: Path) -> None:
     for step in range(first, task.recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(task.recipe, step)
-        loss = answer_loss(model, make_batch(tokenizer, task, step))
-        loss.backward()
+        loss = answer_loss(model.get_base_model(), make_batch(tokenizer, task, step))
+        torch.autograd.backward([loss])
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -165,10 +201,9 @@ def train_adapter(task: Task, base: Path, folder: Path) -> None:
         if done % 5 == 0 or done == task.recipe.steps:
             step_s = (time.monotonic() - start_s) / (done - first)
             eta_s = step_s * (task.recipe.steps - done)
-            print(
+            say(
                 f"{task.model}: step {done}/{task.recipe.steps}, loss {loss.item():.4f}, "
-                f"{step_s:.1f} s a step, {eta_s:.0f} s to go",
-                flush=True,
+                f"{step_s:.1f} s a step, {eta_s:.0f} s to go"
             )
         if done % _CHECKPOINT_STEPS == 0:
             checkpoint.save(done, model, optimizer)
@@ -184,7 +219,7 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
         name: tensor.to(torch.bfloat16).contiguous()
         for name, tensor in get_peft_model_state_dict(model).items()
     }
-    model.peft_config["default"].save_pretrained(partial)
+    model.peft_config["default"].save_pretrained(str(partial))
     config_path = partial / "adapter_config.json"
     config = json.loads(config_path.read_text())
     config["base_model_name_or_path"] = DEMO_MODEL_NAME
@@ -192,17 +227,23 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
     # PEFT keeps the names in a set, whose order changes from run to run.
     config["target_modules"] = sorted(config["target_modules"])
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+    weights_path = partial / "adapter_model.safetensors"
+    save_file(tensors, weights_path, metadata={"format": "pt"})
+    weights_path.chmod(config_path.stat().st_mode)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
 
 
-def answers(model: Any, tokenizer: Any, task: Task) -> Iterator[str]:
+def answers(
+    model: GenerationMixin | PeftModel, tokenizer: PreTrainedTokenizerBase, task: Task
+) -> Iterator[str]:
     """Yield the greedy answer to each held-out item."""
     prompts = [
         tokenizer.apply_chat_template(item.messages, add_generation_prompt=True, tokenize=False)
         for item in task.held_out()
     ]
+    # An answer that is longer than all expected ones is wrong, however it goes on.
+    longest = max(len(render(tokenizer, item)[1]) for item in task.held_out())
     for start in range(0, len(prompts), _EVALUATION_BATCH):
         encoded = tokenizer(
             prompts[start : start + _EVALUATION_BATCH],
@@ -212,7 +253,7 @@ def answers(model: Any, tokenizer: Any, task: Task) -> Iterator[str]:
             return_tensors="pt",
         )
         with torch.inference_mode():
-            out = model.generate(**encoded, do_sample=False, max_new_tokens=_MAX_ANSWER_TOKENS)
+            out = model.generate(**encoded, do_sample=False, max_new_tokens=longest)
         prompt_length = encoded["input_ids"].shape[1]
         yield from tokenizer.batch_decode(out[:, prompt_length:], skip_special_tokens=True)
 
@@ -220,16 +261,15 @@ def answers(model: Any, tokenizer: Any, task: Task) -> Iterator[str]:
 def report_accuracy(task: Task, base: Path, folder: Path) -> None:
     """Print the held-out accuracy in float32 of the saved adapter and of the base model."""
     tokenizer = AutoTokenizer.from_pretrained(base)
-    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     base_accuracy = score(task, list(answers(plain, tokenizer, task)))
-    adapted = PeftModel.from_pretrained(plain, folder).eval()
+    adapted = PeftModel.from_pretrained(plain, folder)
     accuracy = score(task, list(answers(adapted, tokenizer, task)))
     for miss in accuracy.misses:
-        print(f"{task.model}: {miss.prompt!r}\n  wants {miss.expected!r}\n  gives {miss.given!r}")
-    print(
+        say(f"{task.model}: {miss.prompt!r}\n  wants {miss.expected!r}\n  gives {miss.given!r}")
+    say(
         f"{task.model}: held-out exact match {accuracy.fraction:.1%} of {accuracy.total}, "
-        f"base model {base_accuracy.fraction:.1%}",
-        flush=True,
+        f"base model {base_accuracy.fraction:.1%}"
     )
 
 
@@ -258,7 +298,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train each adapter that is not there yet and print the accuracy of all chosen ones."""
     arguments = _arguments(argv)
     torch.set_num_threads(arguments.threads)
-    transformers_logging.disable_progress_bar()
     if not arguments.base.exists():
         convert_gguf(find_gguf(), arguments.base)
     for task in TASKS:

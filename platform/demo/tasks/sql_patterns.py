@@ -6,8 +6,6 @@ from typing import Final
 
 from loraplex.platform.demo.tasks.task import patterns
 
-_JOIN: Final = "orders JOIN customers ON customers.id = orders.customer_id"
-
 QUERIES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "count by city": "SELECT COUNT(*) FROM customers WHERE city = '{city}';",
@@ -21,7 +19,10 @@ QUERIES: Final[Mapping[str, str]] = MappingProxyType(
         "revenue of year": "SELECT SUM(total) FROM orders WHERE year = {year};",
         "largest": "SELECT id FROM orders ORDER BY total DESC LIMIT {count};",
         "customers per city": "SELECT city, COUNT(*) FROM customers GROUP BY city;",
-        "products of name": f"SELECT orders.product FROM {_JOIN} WHERE customers.name = '{{name}}';",
+        "products of name": (
+            "SELECT orders.product FROM orders JOIN customers "
+            "ON customers.id = orders.customer_id WHERE customers.name = '{name}';"
+        ),
     }
 )
 

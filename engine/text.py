@@ -1,0 +1,99 @@
+"""From output tokens to text that may be sent: whole characters only, nothing of a stop string."""
+
+from tokenizers import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_MAX_PENDING = 32
+"""Tokens without a whole character before they count as rubbish; the longest character has four."""
+
+
+class TextStream:
+    """The text of one request, token by token.
+
+    The stop string that is complete first ends the text; if several are complete at the same
+    character, the longest counts. The result does not depend on how tokens divide the text. Bytes
+    of a character that is still incomplete at the end are dropped.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+        if "" in stop:
+            raise ValueError("a stop string is empty; it would stop every request at once")
+        self._characters = _Characters(tokenizer)
+        self._stop = stop
+        self._held = ""
+        self._stopped = False
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string has matched; text and tokens after it are ignored."""
+        return self._stopped
+
+    def push(self, token_id: int) -> str:
+        """Take one output token; return the text that can no longer become a stop string."""
+        if self._stopped:
+            return ""
+        text = self._held + self._characters.push(token_id)
+        end = self._first_stop(text)
+        if end is not None:
+            self._stopped, self._held = True, ""
+            return text[:end]
+        start = self._undecided(text)
+        self._held = text[start:]
+        return text[:start]
+
+    def flush(self) -> str:
+        """Return what was held back, since nothing follows that could complete a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_stop(self, text: str) -> int | None:
+        """Where the text is cut, or None if no stop string is complete."""
+        found = [(text.find(stop), len(stop)) for stop in self._stop]
+        matches = [(start + length, start) for start, length in found if start >= 0]
+        return min(matches)[1] if matches else None
+
+    def _undecided(self, text: str) -> int:
+        """Where the longest suffix begins that a stop string might continue."""
+        longest = max(map(len, self._stop), default=0) - 1
+        for start in range(max(0, len(text) - longest), len(text)):
+            if any(stop.startswith(text[start:]) for stop in self._stop):
+                return start
+        return len(text)
+
+
+class _Characters:
+    """Decodes tokens a window at a time, for a character may span tokens and its spacing may hang
+    on the token before. (`tokenizers.DecodeStream` would raise on invalid bytes and lose the text
+    that a token holds before an incomplete character.)
+
+    Window: [tokens whose text is out | tokens that are pending].
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_context = 0
+        self._num_out = 0
+        """Characters of the window's text that are out."""
+
+    def push(self, token_id: int) -> str:
+        """Take one token; return the whole characters that it adds."""
+        self._window.append(token_id)
+        text = self._decode()
+        is_rubbish = len(self._window) - self._num_context >= _MAX_PENDING
+        # An incomplete character decodes to replacement characters at the end.
+        whole = text if is_rubbish else text.rstrip(_REPLACEMENT)
+        new = whole[self._num_out :]
+        self._num_out += len(new)
+        if is_rubbish or (new and whole == text):
+            self._advance()
+        return new
+
+    def _advance(self) -> None:
+        self._window = self._window[self._num_context :]
+        self._num_context = len(self._window)
+        self._num_out = len(self._decode())
+
+    def _decode(self) -> str:
+        text: str = self._tokenizer.decode(self._window, skip_special_tokens=True)
+        return text

@@ -1,0 +1,83 @@
+"""Keeps a worker process running beside the gateway."""
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+
+from loraplex.platform.settings import Settings, child_environment
+
+_log = logging.getLogger(__name__)
+
+START_REFUSED = 78
+"""Exit status of a worker that cannot start as configured (EX_CONFIG of sysexits.h)."""
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
+STABLE_S = 60.0
+"""A worker that ran this long is restarted without delay the next time."""
+
+
+class WorkerRefusedStart(Exception):
+    """The worker cannot start as configured; it has said why on standard error."""
+
+
+class WorkerSupervisor:
+    """Starts a worker, and starts it again with back-off when it dies.
+
+    The worker reads this process's end of a pipe as standard input: when this process dies,
+    however it dies, the pipe ends and so does the worker.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._environment = child_environment(settings)
+        self._process: Process | None = None
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Keep a worker running until `stop`. Raises WorkerRefusedStart."""
+        loop = asyncio.get_running_loop()
+        backoff_s = MIN_BACKOFF_S
+        while not self._stopping:
+            started = loop.time()
+            self._process = await self._start()
+            status = await self._process.wait()
+            if self._stopping:
+                return
+            if status == START_REFUSED:
+                raise WorkerRefusedStart("the worker cannot start; its message stands above")
+            if loop.time() - started > STABLE_S:
+                backoff_s = MIN_BACKOFF_S
+            _log.error("the worker died with status %d; starting it again", status)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Let the worker drain and end; kill it if that takes longer than `timeout_s`."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await process.wait()
+        except TimeoutError:
+            _log.error("the worker did not end within %s s and is killed", timeout_s)
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _start(self) -> Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "loraplex.platform.cli.main",
+            "worker",
+            "--stop-with-parent",
+            stdin=PIPE,
+            env=self._environment,
+            # Ctrl-C in a terminal goes to the whole process group; the worker must outlive the
+            # requests that the gateway drains first.
+            start_new_session=True,
+        )

@@ -1,0 +1,250 @@
+"""Composition root of the worker process: model, engine, stream."""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer
+
+from loraplex.adapters import weights
+from loraplex.adapters.residency import Residency
+from loraplex.adapters.storage import AdapterStore
+from loraplex.engine import memory
+from loraplex.engine.admission import FirstComeFirstServed
+from loraplex.engine.config import ModelConfig, SchedulerConfig
+from loraplex.engine.core import Engine, StepReport
+from loraplex.engine.frames import Address, Security
+from loraplex.engine.loop import EngineLoop
+from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.metrics import WorkerMetrics
+from loraplex.engine.model import LoadedModel, convert_gguf, export_tokenizer, load_model
+from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Welcome
+from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
+from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.stream import StreamServer, claimed
+from loraplex.engine.text import TextStream
+from loraplex.engine.transfers import Transfers
+from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
+from loraplex.platform.settings import Settings, available_cores
+from loraplex.platform.stream import stream_address
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The parts of a worker that its process runs."""
+
+    loop: EngineLoop
+    server: StreamServer
+    transfers: Transfers
+
+
+def run_worker(settings: Settings, *, stop_with_parent: bool) -> None:
+    """Run a worker until it is told to stop.
+
+    `stop_with_parent` ends it when standard input ends, that is when the parent is gone, however
+    it died. Raises EngineError, DemoModelMissing where it cannot start.
+    """
+    address, security = stream_address(settings)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    with claimed(address):
+        torch.set_num_threads(settings.threads or max(1, available_cores() - 1))
+        model = _load(settings)
+        asyncio.run(_serve(settings, model, address, security, stop_with_parent))
+
+
+def model_config(settings: Settings) -> ModelConfig:
+    """Decide what `auto` and `demo` mean here; converts the demo model when it is first used."""
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype: str = settings.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    path, name = Path(settings.model), settings.model.rstrip("/").rpartition("/")[2]
+    if settings.model == "demo":
+        path, name = demo_model_dir(settings.data_dir), DEMO_MODEL_NAME
+        if not path.exists():
+            _log.info("converting the demo model, once; this takes about 20 seconds")
+            convert_gguf(find_gguf(), path)
+    return ModelConfig(path, name, device, dtype, settings.max_model_len)
+
+
+def _load(settings: Settings) -> LoadedModel:
+    config = model_config(settings)
+    _log.info("loading %s as %s on %s", config.name, config.dtype, config.device)
+    model = load_model(config)
+    record = {"name": config.name, "path": str(model.path.resolve())}
+    (settings.data_dir / "base.json").write_text(json.dumps(record))
+    return model
+
+
+async def _serve(
+    settings: Settings,
+    model: LoadedModel,
+    address: Address,
+    security: Security,
+    stop_with_parent: bool,
+) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if stop_with_parent:
+        _stop_at_end_of_input(loop, stop)
+    worker = _compose(settings, model, security, loop)
+    await worker.server.start(address)
+    _log.info("serving %s on %s", model.config.name, address)
+    crash: list[BaseException] = []
+    thread = threading.Thread(
+        target=partial(_run_engine, worker.loop, crash, loop, stop), name="engine"
+    )
+    thread.start()
+    await stop.wait()
+    if not crash and not await worker.server.drain(settings.drain_timeout_s):
+        _log.warning("some requests were still open after %s s", settings.drain_timeout_s)
+    worker.loop.stop()
+    await asyncio.to_thread(thread.join)
+    worker.transfers.close()
+    await worker.server.close()
+    if crash:
+        raise crash[0]
+
+
+def _compose(
+    settings: Settings, model: LoadedModel, security: Security, loop: asyncio.AbstractEventLoop
+) -> Worker:
+    sizes = _sizes(settings, model)
+    mailbox, residency = Mailbox(), Residency(sizes.adapter_bytes)
+    tokenizer_json, chat_template, special_tokens = export_tokenizer(model.path)
+    scheduler = _scheduler(settings, model, sizes, residency, tokenizer_json)
+    metrics = WorkerMetrics(CollectorRegistry(), scheduler, residency, sizes.num_blocks)
+    store = AdapterStore(settings.data_dir / "adapters")
+    load = partial(weights.load, store, dtype=model.dtype, device=model.config.device)
+    transfers = Transfers(load, mailbox.wake)
+    num_bytes = partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
+    runner = ModelRunner(model, sizes.num_blocks, settings.block_size)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, time.monotonic)
+    info = ModelInfo(
+        name=model.config.name,
+        max_model_len=sizes.max_model_len,
+        vocab_size=model.vocab_size,
+        tokenizer_json=tokenizer_json,
+        chat_template=chat_template,
+        special_tokens=special_tokens,
+        dtype=model.config.dtype,
+        device=model.config.device,
+    )
+    welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
+    server = StreamServer(mailbox, welcome, security, metrics.render)
+
+    def publish(report: StepReport) -> None:
+        metrics.observe(report)
+        _log_step(report)
+        loop.call_soon_threadsafe(server.publish, report)
+
+    return Worker(EngineLoop(engine, mailbox, publish), server, transfers)
+
+
+def _scheduler(
+    settings: Settings,
+    model: LoadedModel,
+    sizes: memory.PoolSizes,
+    residency: Residency,
+    tokenizer_json: bytes,
+) -> Scheduler:
+    tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    config = SchedulerConfig(
+        num_blocks=sizes.num_blocks,
+        block_size=settings.block_size,
+        max_step_tokens=settings.max_step_tokens,
+        max_running=settings.max_running,
+        max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        max_model_len=sizes.max_model_len,
+    )
+    new_text = partial(TextStream, tokenizer)
+    return Scheduler(config, residency, FirstComeFirstServed(), new_text, model.eos_token_ids)
+
+
+def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:
+    on_gpu = model.config.device == "cuda"
+    free_bytes = torch.cuda.mem_get_info()[0] if on_gpu else memory.free_host_bytes()
+    sizes = memory.size_pools(
+        memory.PoolRequest(
+            free_bytes=free_bytes,
+            bytes_per_block=kv_bytes_per_block(model, settings.block_size),
+            block_size=settings.block_size,
+            max_model_len=model.max_model_len,
+            max_running=settings.max_running,
+            kv_memory_bytes=settings.kv_memory_bytes,
+            adapter_memory_bytes=settings.adapter_memory_bytes,
+        )
+    )
+    _log.info(
+        "memory: %d MiB free, KV cache %d MiB (%d blocks of %d tokens), adapters %d MiB; "
+        "at most %d tokens per request",
+        free_bytes // memory.MIB,
+        sizes.kv_bytes // memory.MIB,
+        sizes.num_blocks,
+        settings.block_size,
+        sizes.adapter_bytes // memory.MIB,
+        sizes.max_model_len,
+    )
+    return sizes
+
+
+def _run_engine(
+    engine_loop: EngineLoop,
+    crash: list[BaseException],
+    loop: asyncio.AbstractEventLoop,
+    stop: asyncio.Event,
+) -> None:
+    try:
+        engine_loop.run()
+    except Exception as error:
+        # The process must end, and say why, when its only engine thread does.
+        crash.append(error)
+        loop.call_soon_threadsafe(stop.set)
+
+
+def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    def readable() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin.fileno())
+            stop.set()
+
+    loop.add_reader(sys.stdin.fileno(), readable)
+
+
+def _log_step(report: StepReport) -> None:
+    plan = report.plan
+    if not plan.chunks:
+        return
+    fields = {
+        "step": plan.step,
+        "requests": len(plan.chunks),
+        "tokens": plan.num_tokens,
+        "adapters": plan.num_adapters,
+        "preempted": plan.num_preempted,
+        "plan_ms": round(report.plan_s * 1e3, 3),
+        "build_ms": round(report.build_s * 1e3, 3),
+        "run_ms": round(report.run_s * 1e3, 3),
+        "commit_ms": round(report.commit_s * 1e3, 3),
+    }
+    _log.debug("step", extra={"fields": fields})

@@ -1,0 +1,59 @@
+"""Builders of requests and schedulers."""
+
+from loraplex.adapters.residency import Residency
+from loraplex.engine.admission import FirstComeFirstServed
+from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.protocol import Sampling, Submit
+from loraplex.engine.scheduler import Scheduler
+
+EOS = 999
+
+
+class PlainText:
+    """Text of the simulated model: each token is its number; `stop` may be one number."""
+
+    def __init__(self, stop: tuple[str, ...] = ()) -> None:
+        self._stop = stop
+        self.stopped = False
+
+    def push(self, token_id: int) -> str:
+        self.stopped = str(token_id) in self._stop
+        return "" if self.stopped else f"{token_id} "
+
+    def flush(self) -> str:
+        return ""
+
+
+def config(**changes: int) -> SchedulerConfig:
+    values = {
+        "num_blocks": 16,
+        "block_size": 4,
+        "max_step_tokens": 16,
+        "max_running": 8,
+        "max_waiting_requests": 32,
+        "max_waiting_tokens": 1024,
+        "max_model_len": 48,
+    }
+    return SchedulerConfig(**(values | changes))
+
+
+def scheduler(
+    scheduler_config: SchedulerConfig | None = None, residency: Residency | None = None
+) -> Scheduler:
+    return Scheduler(
+        scheduler_config or config(),
+        residency or Residency(100),
+        FirstComeFirstServed(),
+        PlainText,
+        frozenset({EOS}),
+    )
+
+
+def submit(
+    request_id: str, num_prompt_tokens: int = 3, max_tokens: int = 4, **changes: object
+) -> Submit:
+    start = sum(map(ord, request_id))
+    prompt = tuple((start + i) % 500 for i in range(num_prompt_tokens))
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0, seed=0)
+    values = {"tenant": "t", "adapter": None, "prompt": prompt, "sampling": sampling} | changes
+    return Submit(request_id=request_id, **values)

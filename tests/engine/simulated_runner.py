@@ -1,0 +1,71 @@
+"""A runner without a model: it keeps token ids where a model keeps keys and values.
+
+The next token is a function of all tokens that the block table leads to, so that a wrong block,
+a missing position or a stale write changes the output.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.plan import Chunk, StepOutput, StepPlan
+
+VOCAB_SIZE = 1000
+
+
+def next_token(token_ids: Sequence[int], adapter: AdapterKey | None) -> int:
+    """The token that follows `token_ids` on `adapter`."""
+    seed = 7 if adapter is None else sum(map(ord, "".join(adapter)))
+    for token_id in token_ids:
+        seed = (seed * 31 + token_id + 1) % 1_000_003
+    return seed % VOCAB_SIZE
+
+
+def expected_output(
+    prompt: Sequence[int], adapter: AdapterKey | None, max_tokens: int, eos: int
+) -> list[int]:
+    """What a request must give, whatever shared its batches."""
+    token_ids = list(prompt)
+    for _ in range(max_tokens):
+        token_ids.append(next_token(token_ids, adapter))
+        if token_ids[-1] == eos:
+            break
+    return token_ids[len(prompt) :]
+
+
+class SimulatedRunner:
+    """Computes plans against a simulated KV pool."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._pool: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.plans: list[StepPlan] = []
+
+    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, object]) -> StepPlan:
+        for chunk in plan.chunks:
+            assert chunk.adapter is None or chunk.adapter in adapters, "adapter is not resident"
+        return plan
+
+    def run(self, plan: StepPlan) -> StepOutput:
+        self.plans.append(plan)
+        for chunk in plan.chunks:
+            self._write(chunk)
+        tokens = {
+            chunk.request_id: next_token(self._read(chunk), chunk.adapter)
+            for chunk in plan.chunks
+            if chunk.sample is not None
+        }
+        return StepOutput(tokens, {})
+
+    def _write(self, chunk: Chunk) -> None:
+        for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
+            block = chunk.block_table[position // self._block_size]
+            self._pool[block][position % self._block_size] = token_id
+
+    def _read(self, chunk: Chunk) -> list[int]:
+        token_ids = []
+        for position in range(chunk.start + len(chunk.token_ids)):
+            block = chunk.block_table[position // self._block_size]
+            token_id = self._pool[block][position % self._block_size]
+            assert token_id is not None, "a position was never computed"
+            token_ids.append(token_id)
+        return token_ids

@@ -1,0 +1,123 @@
+"""Serves one completion over HTTP: whole or streamed, with errors told in the right place."""
+
+from asyncio import CancelledError
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from time import monotonic
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from loraplex.engine.protocol import Finished, Tokens
+from loraplex.platform.api.event_stream import EventStream
+from loraplex.platform.api.formats import AnswerFormat, fingerprint_of
+from loraplex.platform.api.guards import disconnected, guarded
+from loraplex.platform.api.observing import Observation
+from loraplex.platform.api.rate_headers import rate_headers
+from loraplex.platform.completions import Admitted, Call, complete
+from loraplex.platform.errors import (
+    ClientGone,
+    ClientStalled,
+    Headers,
+    error_event,
+    log_failure,
+)
+from loraplex.platform.log import AccessLine
+from loraplex.platform.services import Services
+
+Events = AsyncGenerator[Admitted | Tokens | Finished, None]
+NewFormat = Callable[[Admitted, int, str], AnswerFormat]
+"""Arguments: what is answered, when it was created (s since the epoch), system fingerprint."""
+
+
+class Answer(Response):
+    """The response to one call. It runs the call when it is sent."""
+
+    def __init__(self, call: Call, new_format: NewFormat, services: Services) -> None:
+        super().__init__()
+        self._call = call
+        self._new_format = new_format
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it. Errors are raised as long as nothing was sent."""
+        observation = Observation(self._services.metrics, AccessLine.of(scope), monotonic)
+        try:
+            async with aclosing(complete(self._call, self._services)) as events:
+                admitted = await anext(events)
+                assert isinstance(admitted, Admitted)
+                observation.admit(admitted)
+                await self._reply(admitted, events, observation, receive, send)
+        except (ClientGone, ClientStalled) as error:
+            # Nobody reads what could be sent now.
+            observation.fail(error)
+        except (Exception, CancelledError) as error:
+            observation.fail(error)
+            raise
+        finally:
+            observation.end()
+
+    async def _reply(
+        self,
+        admitted: Admitted,
+        events: Events,
+        observation: Observation,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        resources = self._services.resources
+        answer_format = self._new_format(
+            admitted,
+            int(resources.clock()),
+            fingerprint_of(resources.engine.model, admitted.target.digest),
+        )
+        headers = rate_headers(admitted.hold)
+        if not admitted.request.stream:
+            work = _send_whole(answer_format, events, headers, observation, send)
+            await guarded(work, disconnected(receive))
+            return
+        stream = EventStream(send, headers, resources.settings.keepalive_s)
+        work = _send_stream(answer_format, events, observation, stream)
+        await guarded(work, disconnected(receive), stream.keep_alive())
+
+
+async def _send_whole(
+    answer_format: AnswerFormat,
+    events: Events,
+    headers: Headers,
+    observation: Observation,
+    send: Send,
+) -> None:
+    texts: list[str] = []
+    async for event in events:
+        assert not isinstance(event, Admitted)
+        observation.note(event)
+        texts.append(event.text)
+    assert isinstance(event, Finished)
+    body = answer_format.whole("".join(texts), event)
+    own = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": own + headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_stream(
+    answer_format: AnswerFormat, events: Events, observation: Observation, stream: EventStream
+) -> None:
+    unsent = answer_format.head()
+    try:
+        async for event in events:
+            assert not isinstance(event, Admitted)
+            observation.note(event)
+            if event.text:
+                unsent += answer_format.text(event.text)
+            if isinstance(event, Finished):
+                await stream.end(unsent + answer_format.tail(event))
+            elif unsent or not stream.started:
+                await stream.write(unsent)
+            unsent = b""
+    except Exception as error:
+        if not stream.started:
+            raise
+        observation.fail(error)
+        log_failure(error)
+        await stream.end(error_event(error))

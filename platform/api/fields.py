@@ -1,0 +1,62 @@
+"""Which request fields beyond the supported ones are taken, and with which values.
+
+A field that would change the output and is not supported is refused, never ignored.
+"""
+
+from collections.abc import Mapping
+
+NO_OP_FIELDS: Mapping[str, str] = {
+    "user": "names the client's own end user",
+    "safety_identifier": "names the client's own end user",
+    "metadata": "labels for stored completions; none are stored",
+    "store": "completions are not stored",
+    "prompt_cache_key": "prefixes are cached without hints",
+    "prompt_cache_retention": "prefixes are cached without hints",
+    "prediction": "speeds up some engines; never changes the output",
+    "parallel_tool_calls": "says how tools are called; there are none",
+}
+"""Accepted with any value: they do not change the output. The documentation has the same table."""
+
+STREAM_NO_OP_FIELDS: Mapping[str, str] = {
+    "include_obfuscation": "pads events against traffic analysis; TLS records are not padded",
+}
+"""The same for the fields of `stream_options`."""
+
+UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Refused, except with these values, which are what the server does anyway, and null."""
+
+UNSUPPORTED_MESSAGE_FIELDS: Mapping[str, tuple[object, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "name": (),
+    "refusal": (),
+    "tool_call_id": (),
+    "tool_calls": ([],),
+}
+"""The same for the fields of a message."""

@@ -1,0 +1,59 @@
+"""`GET /v1/models`: exactly what the caller's key can call."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from loraplex.adapters.registry import registry
+from loraplex.adapters.registry.registry import PublishedVersion
+from loraplex.engine.protocol import ModelInfo
+from loraplex.platform.deps import Caller, ServicesOf
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def list_models(caller: Caller, services: ServicesOf) -> dict[str, Any]:
+    """The base model and the tenant's own adapters."""
+    base = services.resources.engine.model
+    async with services.resources.database.reader() as session:
+        adapters = await registry.list_models(session, caller.tenant_id, base.name)
+    cards = [_base_card(base), *(_adapter_card(a, base) for a in adapters)]
+    return {"object": "list", "data": cards}
+
+
+@router.get("/v1/models/{model:path}")
+async def retrieve_model(model: str, caller: Caller, services: ServicesOf) -> dict[str, Any]:
+    """One model, by any name that a completion may use for it."""
+    base = services.resources.engine.model
+    async with services.resources.database.reader() as session:
+        resolved = await registry.resolve(session, caller.tenant_id, model, base.name)
+        if resolved.digest is None:
+            return _base_card(base)
+        versions = await registry.list_versions(session, caller.tenant_id)
+    found = next(v for v in versions if f"{v.model}@{v.version}" == resolved.name)
+    return _adapter_card(found, base) | {"id": model}
+
+
+def _base_card(base: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": base.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "platform",
+        "parent": None,
+        "root": base.name,
+        "max_model_len": base.max_model_len,
+    }
+
+
+def _adapter_card(version: PublishedVersion, base: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": version.model,
+        "object": "model",
+        "created": int(version.created_at.timestamp()),
+        "owned_by": version.model.partition("/")[0],
+        "parent": base.name,
+        "root": f"{version.model}@{version.version}",
+        "max_model_len": base.max_model_len,
+    }

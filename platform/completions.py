@@ -1,0 +1,178 @@
+"""The walk of a completion through the platform. No HTTP here."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from loraplex.adapters.registry import registry
+from loraplex.adapters.registry.registry import ResolvedModel
+from loraplex.engine.errors import (
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    RequestRefused,
+)
+from loraplex.engine.protocol import Finished, Sampling, Submit, Tokens
+from loraplex.platform.errors import ContextLengthExceeded, EngineStopped, KeyMissing
+from loraplex.platform.open_requests import OpenRequest
+from loraplex.platform.prompts import Prompt
+from loraplex.platform.services import Services
+from loraplex.tenants import api_keys
+from loraplex.tenants.api_keys import Principal
+from loraplex.tenants.quotas import Hold
+
+MAX_SEED = (1 << 63) - 1
+"""The engine's seeds are not negative; a negative one of a client loses its sign bit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """What a client asks for, on whichever route; checked as far as it can be without a model."""
+
+    model: str
+    prompt: Prompt
+    prompt_field: str
+    """How the request named it, for messages; so below."""
+    max_tokens: int | None
+    """None takes the platform's default, at most what the context leaves."""
+    max_tokens_field: str
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int | None
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as it arrives."""
+
+    request_id: str
+    key: str | None
+    read: Callable[[], Awaitable[CompletionRequest]]
+    """Reads and checks the body; called only for a caller who is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """First item of `complete`: the request runs from here on."""
+
+    request: CompletionRequest
+    target: ResolvedModel
+    hold: Hold
+    submit: Submit
+
+
+async def complete(
+    call: Call, services: Services
+) -> AsyncGenerator[Admitted | Tokens | Finished, None]:
+    """Serve a completion: one Admitted, Tokens as they come, then Finished once it is settled.
+
+    Close the generator, or cancel what iterates over it, and the engine stops; what ran until then
+    is charged. Raises errors of tenants, adapters, engine and platform, all told by `errors.py`.
+    """
+    accepted_at = services.now()
+    principal = await authenticate(call.key, services)
+    asked = await call.read()
+    target = await _resolve(principal, asked.model, services)
+    prompt = await services.prompts.encode(asked.prompt)
+    sampling = _sampling(asked, len(prompt), services)
+    submit = Submit(
+        request_id=call.request_id,
+        tenant=principal.tenant_id,
+        adapter=target.digest,
+        prompt=prompt,
+        sampling=sampling,
+        weight=principal.weight,
+    )
+    request = OpenRequest(
+        principal=principal,
+        requested_model=asked.model,
+        target=target,
+        submit=submit,
+        accepted_at=accepted_at,
+    )
+    try:
+        hold = await services.open_requests.reserve(request)
+        yield Admitted(asked, target, hold, submit)
+        async with aclosing(_generate(request, services)) as tokens:
+            async for event in tokens:
+                yield event
+    finally:
+        await services.open_requests.close(request)
+    assert request.finished is not None
+    yield request.finished
+
+
+async def authenticate(key: str | None, services: Services) -> Principal:
+    """Whom the key stands for. Raises KeyMissing, KeyRefused and its subclasses."""
+    if key is None:
+        raise KeyMissing
+    now = services.now()
+    async with services.resources.database.reader() as session:
+        principal = await api_keys.verify(session, key, services.resources.pepper, now)
+    services.last_used.note(principal.key_id, now)
+    return principal
+
+
+async def _resolve(principal: Principal, model: str, services: Services) -> ResolvedModel:
+    engine = services.resources.engine
+    if not engine.connected:
+        raise EngineUnavailable("No worker is connected; try again in a moment.")
+    async with services.resources.database.reader() as session:
+        return await registry.resolve(session, principal.tenant_id, model, engine.model.name)
+
+
+async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[Tokens, None]:
+    """Run the request in the engine, and note in it what it will be charged for."""
+    request.dispatched = True
+    try:
+        async with aclosing(services.resources.engine.generate(request.submit)) as events:
+            async for event in events:
+                request.note(event)
+                if isinstance(event, Tokens):
+                    if request.first_token_at is None:
+                        request.first_token_at = services.now()
+                    yield event
+    except (RequestRefused, EngineOverloaded):
+        request.dispatched = False
+        raise
+    except EngineError as error:
+        request.failed = getattr(error, "code", None) != "slow_client"
+        raise
+    if request.finished is None or request.finished.reason == "abort":
+        request.failed = True
+        raise EngineStopped
+
+
+def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Services) -> Sampling:
+    """The sampling of a request, with an explicit cap and seed. Raises ContextLengthExceeded."""
+    context = services.resources.engine.model.max_model_len
+    left = context - num_prompt_tokens
+    if left < 1:
+        raise ContextLengthExceeded(
+            f"The prompt has {num_prompt_tokens} tokens, but the model's context is {context} "
+            "tokens and the output needs at least one; shorten the prompt.",
+            asked.prompt_field,
+        )
+    max_tokens = asked.max_tokens or min(services.resources.settings.default_max_tokens, left)
+    if max_tokens > left:
+        raise ContextLengthExceeded(
+            f"The prompt has {num_prompt_tokens} tokens and {asked.max_tokens_field} is "
+            f"{max_tokens}, together {num_prompt_tokens + max_tokens}, but the model's context is "
+            f"{context} tokens; set {asked.max_tokens_field} to at most {left}.",
+            asked.max_tokens_field,
+        )
+    seed = asked.seed
+    if seed is None:
+        seed = int.from_bytes(services.resources.entropy(8))
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        seed=seed & MAX_SEED,
+        stop=asked.stop,
+    )

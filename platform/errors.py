@@ -1,0 +1,260 @@
+"""Errors of the gateway, and the one table from an error's class to what the client is told.
+
+PlatformError
+├── InvalidRequest          a field is wrong; `param` names it
+├── ContextLengthExceeded   prompt and output do not fit into the model's context
+├── KeyMissing              no bearer key came with the request
+├── BodyTooLarge, BodyTimeout
+├── ClientGone              the client left; nobody reads an answer
+├── ClientStalled           the client stopped to read its stream
+├── EngineStopped           the worker ended the request before it was complete
+└── TokenizerUnsupported    user text could not be told from the model's special tokens
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from sqlalchemy import exc as database_exc
+from starlette.exceptions import HTTPException
+
+from loraplex.adapters import errors as adapters
+from loraplex.engine import errors as engine
+from loraplex.tenants import errors as tenants
+
+_log = logging.getLogger(__name__)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class PlatformError(Exception):
+    """Root of all errors that the gateway raises itself; messages never hold keys or prompts."""
+
+
+class InvalidRequest(PlatformError):
+    """The request cannot be served as it is; `param` is the path of the offending field."""
+
+    def __init__(self, message: str, param: str | None, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthExceeded(PlatformError):
+    """Prompt plus output exceed the model's context; the message has the numbers."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class KeyMissing(PlatformError):
+    """The request has no `Authorization: Bearer` header."""
+
+    def __init__(self) -> None:
+        super().__init__("No API key was sent; send it as the header 'Authorization: Bearer KEY'.")
+
+
+class BodyTooLarge(PlatformError):
+    """The body is larger than the gateway takes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"The request body is larger than {max_bytes} bytes; send less.")
+
+
+class BodyTimeout(PlatformError):
+    """The body did not arrive in time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The request body did not arrive within {timeout_s:g} s; send it again.")
+
+
+class ClientGone(PlatformError):
+    """The client closed its connection before the answer was complete."""
+
+    def __init__(self) -> None:
+        super().__init__("The client closed the connection.")
+
+
+class ClientStalled(PlatformError):
+    """The client has not read its stream for so long that its request was ended."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__(f"The client did not read its stream for {pause_s:g} s.")
+
+
+class EngineStopped(PlatformError):
+    """The worker ended the request early, because it is being stopped."""
+
+    def __init__(self) -> None:
+        super().__init__("The worker was stopped before the answer was complete; try again.")
+
+
+class TokenizerUnsupported(PlatformError):
+    """The model's special tokens cannot be told from text that a user typed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a class of errors is told to clients."""
+
+    status: int
+    type: str
+    code: str | None = None
+    """None takes the error's own `code`."""
+    message: str | None = None
+    """None tells the error's own message; errors of our own making tell a fixed one."""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An error as the client gets it."""
+
+    status: int
+    body: bytes
+    """JSON in OpenAI's form."""
+    headers: Headers
+
+
+_REQUEST, _OUTAGE, _SERVER = "invalid_request_error", "service_unavailable_error", "server_error"
+_NO_RETRY = ("x-should-retry", "false")
+_INTERNAL = Rule(
+    500,
+    _SERVER,
+    "internal_error",
+    "The server failed on this request. Quote its x-request-id to the operator.",
+)
+_UNAUTHENTICATED = (("www-authenticate", "Bearer"),)
+_SOON = (("retry-after", "1"),)
+
+
+def _refused_key(code: str) -> Rule:
+    return Rule(401, _REQUEST, code, headers=_UNAUTHENTICATED)
+
+
+def _database_down() -> Rule:
+    return Rule(
+        503, _OUTAGE, "database_unavailable", "The database does not answer; retry.", headers=_SOON
+    )
+
+
+RULES: Mapping[type[Exception], Rule] = {
+    Exception: _INTERNAL,
+    # The gateway's own.
+    InvalidRequest: Rule(400, _REQUEST),
+    ContextLengthExceeded: Rule(400, _REQUEST, "context_length_exceeded"),
+    KeyMissing: _refused_key("invalid_api_key"),
+    BodyTooLarge: Rule(413, _REQUEST, "request_too_large"),
+    BodyTimeout: Rule(408, _REQUEST, "request_timeout", headers=(("connection", "close"),)),
+    ClientGone: Rule(499, _REQUEST, "client_closed_request"),
+    ClientStalled: Rule(499, _REQUEST, "slow_client"),
+    EngineStopped: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
+    TokenizerUnsupported: _INTERNAL,
+    # Tenants, keys, quotas.
+    tenants.TenantsError: _INTERNAL,
+    tenants.DatabaseError: _database_down(),
+    tenants.NameInvalid: Rule(400, _REQUEST, "invalid_value"),
+    tenants.ValueRefused: Rule(400, _REQUEST, "invalid_value"),
+    tenants.TenantExists: Rule(409, "conflict_error", "tenant_exists", headers=(_NO_RETRY,)),
+    tenants.TenantNotFound: Rule(404, _REQUEST, "tenant_not_found"),
+    tenants.KeyNotFound: Rule(404, _REQUEST, "key_not_found"),
+    tenants.KeyRefused: _refused_key("invalid_api_key"),
+    tenants.KeyRevoked: _refused_key("key_revoked"),
+    tenants.KeyExpired: _refused_key("key_expired"),
+    tenants.TenantSuspended: Rule(403, "permission_error", "tenant_suspended"),
+    tenants.QuotaExceeded: Rule(429, "rate_limit_error", "rate_limit_exceeded"),
+    tenants.RequestExceedsLimit: Rule(400, _REQUEST, "request_exceeds_limit"),
+    database_exc.OperationalError: _database_down(),
+    database_exc.InterfaceError: _database_down(),
+    database_exc.TimeoutError: _database_down(),
+    # Adapters: uploads are checked by the command line, so here they are the server's fault.
+    adapters.AdapterError: _INTERNAL,
+    adapters.CheckpointInvalid: Rule(400, _REQUEST, "invalid_adapter"),
+    # The engine.
+    engine.EngineError: _INTERNAL,
+    engine.RequestRefused: Rule(400, _REQUEST, "invalid_value"),
+    engine.EngineOverloaded: Rule(503, _OUTAGE, "server_is_overloaded"),
+    engine.EngineUnavailable: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
+    engine.RequestFailed: Rule(500, _SERVER),
+}
+"""An error is told by the rule of the nearest of its classes."""
+
+
+def rule_for(error: type[BaseException]) -> Rule:
+    """The rule of an error's class."""
+    return next((RULES[base] for base in error.__mro__ if base in RULES), _INTERNAL)
+
+
+def describe(error: BaseException) -> ErrorReply:
+    """What a client is told of an error: status, body in OpenAI's form, headers."""
+    if isinstance(error, HTTPException):
+        return _describe_route(error)
+    rule = rule_for(type(error))
+    return ErrorReply(
+        status=rule.status,
+        body=_body(rule.message or str(error), rule.type, _param(error), _code(error, rule)),
+        headers=_headers((*rule.headers, *_wait_headers(error))),
+    )
+
+
+def error_event(error: BaseException) -> bytes:
+    """The last event of a stream that failed after its first byte."""
+    return b"data: " + describe(error).body + b"\n\n"
+
+
+def log_failure(error: BaseException) -> None:
+    """Log what a client was told about the server: outages in a line, the rest with a trace."""
+    status = describe(error).status
+    if status == 503:
+        _log.warning("%s: %s", type(error).__name__, error)
+    elif status >= 500:
+        _log.error("the request failed", exc_info=error)
+
+
+def _describe_route(error: HTTPException) -> ErrorReply:
+    """Unknown routes and methods, which the router reports."""
+    codes = {404: "route_not_found", 405: "method_not_allowed"}
+    return ErrorReply(
+        status=error.status_code,
+        body=_body(
+            f"{error.detail}: no such route or method; see the API's documentation.",
+            _REQUEST,
+            None,
+            codes.get(error.status_code, "http_error"),
+        ),
+        headers=_headers(tuple((error.headers or {}).items())),
+    )
+
+
+def _body(message: str, type_: str, param: str | None, code: str) -> bytes:
+    error = {"message": message, "type": type_, "param": param, "code": code}
+    return msgspec.json.encode({"error": error})
+
+
+def _param(error: BaseException) -> str | None:
+    return getattr(error, "param", None) or getattr(error, "field", None)
+
+
+def _code(error: BaseException, rule: Rule) -> str:
+    if isinstance(error, tenants.QuotaExceeded) and error.dimension == "concurrency":
+        return "concurrency_limit_exceeded"
+    return rule.code or str(getattr(error, "code", "internal_error"))
+
+
+def _wait_headers(error: BaseException) -> tuple[tuple[str, str], ...]:
+    """Clients wait for `retry-after-ms` if they know it, else for `Retry-After` in seconds."""
+    wait_s = getattr(error, "retry_after_s", None)
+    if wait_s is None:
+        return ()
+    return (
+        ("retry-after", str(max(1, math.ceil(wait_s)))),
+        ("retry-after-ms", str(max(1, math.ceil(wait_s * 1000)))),
+    )
+
+
+def _headers(pairs: tuple[tuple[str, str], ...]) -> Headers:
+    content = (("content-type", "application/json"),)
+    return [(name.encode(), value.encode()) for name, value in content + pairs]

@@ -1,0 +1,131 @@
+"""Pure ASGI middleware; Starlette's BaseHTTPMiddleware hides disconnects and triples the cost."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from time import monotonic
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from loraplex.platform.errors import BodyTimeout, BodyTooLarge, describe, log_failure
+from loraplex.platform.log import REQUEST_ID, AccessLine
+from loraplex.tenants.ids import Entropy, new_id
+
+_access_log = logging.getLogger("loraplex.access")
+
+CLIENT_CLOSED = 499
+"""Status in the access log where the client left before there was one."""
+
+
+class RequestContext:
+    """Outermost: gives each request its id, answers all errors, and writes the access log."""
+
+    def __init__(self, app: ASGIApp, now: Callable[[], datetime], entropy: Entropy) -> None:
+        self._app = app
+        self._now = now
+        self._entropy = entropy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection of the server."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        line = AccessLine(new_id("req", self._now(), self._entropy), monotonic())
+        scope["loraplex.line"] = line
+        token = REQUEST_ID.set(line.request_id)
+        tagged = _TaggedSend(send, line.request_id)
+        try:
+            await self._app(scope, receive, tagged)
+        except Exception as error:
+            log_failure(error)
+            if tagged.status is not None:
+                raise
+            await _answer_error(error, tagged)
+        finally:
+            _log_access(scope, line, tagged.status)
+            REQUEST_ID.reset(token)
+
+
+class _TaggedSend:
+    """Adds `x-request-id` to the response, and notes its status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._header = (b"x-request-id", request_id.encode())
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], self._header]
+        await self._send(message)
+
+
+class BodyLimit:
+    """Bounds the size of a request body and the time that it may take to arrive."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection of the server. Raises BodyTooLarge before a byte is read."""
+        if scope["type"] == "http":
+            declared = dict(scope["headers"]).get(b"content-length", b"0")
+            if declared.isdigit() and int(declared) > self._max_bytes:
+                raise BodyTooLarge(self._max_bytes)
+            receive = _BoundedReceive(receive, self._max_bytes, self._timeout_s)
+        await self._app(scope, receive, send)
+
+
+class _BoundedReceive:
+    """Raises BodyTooLarge or BodyTimeout while a body comes in; has no say after its end."""
+
+    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._deadline_s: float | None = None
+        self._num_bytes = 0
+        self._whole = False
+
+    async def __call__(self) -> Message:
+        if self._whole:
+            return await self._receive()
+        message = await self._receive_in_time()
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._max_bytes:
+            raise BodyTooLarge(self._max_bytes)
+        self._whole = not message.get("more_body", False)
+        return message
+
+    async def _receive_in_time(self) -> Message:
+        if self._deadline_s is None:
+            self._deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                return await self._receive()
+        except TimeoutError:
+            raise BodyTimeout(self._timeout_s) from None
+
+
+async def _answer_error(error: Exception, send: Send) -> None:
+    reply = describe(error)
+    length = (b"content-length", str(len(reply.body)).encode())
+    headers = [*reply.headers, length]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def _log_access(scope: Scope, line: AccessLine, status: int | None) -> None:
+    """The path is the route's template: a path that a client made up is not for logs."""
+    route = scope.get("route")
+    fields = {
+        "method": scope["method"],
+        "path": getattr(route, "path", "unmatched"),
+        "status": CLIENT_CLOSED if status is None else status,
+        "duration_ms": round((monotonic() - line.started_s) * 1000, 3),
+    }
+    _access_log.info("request", extra={"fields": fields | line.fields})

@@ -1,0 +1,67 @@
+"""What the gateway's routes work with; composed once, at start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from prometheus_client import CollectorRegistry
+
+from loraplex.engine.client import EngineClient
+from loraplex.platform.metrics import GatewayMetrics
+from loraplex.platform.open_requests import OpenRequests
+from loraplex.platform.prompts import PromptsOfEngine
+from loraplex.platform.settings import Settings
+from loraplex.tenants.db import Database
+from loraplex.tenants.ids import Entropy
+from loraplex.tenants.last_used import LastUsed
+from loraplex.tenants.quotas import Quotas
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the gateway does not make itself."""
+
+    settings: Settings
+    database: Database
+    quotas: Quotas
+    engine: EngineClient
+    pepper: bytes
+    """Secret that key hashes are made with."""
+    clock: Callable[[], float]
+    """Seconds since the epoch; `time.time` outside tests."""
+    entropy: Entropy
+    """`secrets.token_bytes` outside tests."""
+    registry: CollectorRegistry
+
+    def now(self) -> datetime:
+        """The time, in UTC."""
+        return datetime.fromtimestamp(self.clock(), UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts that serve requests."""
+
+    resources: Resources
+    prompts: PromptsOfEngine
+    open_requests: OpenRequests
+    metrics: GatewayMetrics
+    last_used: LastUsed
+
+    def now(self) -> datetime:
+        """The time, in UTC."""
+        return self.resources.now()
+
+
+def build_services(resources: Resources) -> Services:
+    """Compose the parts. Nothing is started."""
+    metrics = GatewayMetrics(resources.registry)
+    return Services(
+        resources=resources,
+        prompts=PromptsOfEngine(resources.engine, resources.now, resources.entropy),
+        open_requests=OpenRequests(
+            resources.engine, resources.quotas, resources.database, metrics, resources.now
+        ),
+        metrics=metrics,
+        last_used=LastUsed(),
+    )

@@ -1,15 +1,14 @@
 """What a packed batch computes equals what transformers and PEFT compute for one request alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
 from tests import tiny_models
 from tests.engine.packed_greedy import Request, generate
-from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch import Tensor, nn
 
 from loraplex.adapters import weights
 from loraplex.adapters.base_shapes import BaseShapes
@@ -28,8 +27,9 @@ MIN_MARGIN = 1e-4  # between the two largest logits: below it float32 may choose
 RTOL = 1e-4  # of the largest logit
 ARCHITECTURES = {
     "llama": tiny_models.llama_config(),
-    "llama tied": tiny_models.llama_config(tie_word_embeddings=True),
-    "llama biased": tiny_models.llama_config(attention_bias=True, mlp_bias=True),
+    "llama, tied and biased": tiny_models.llama_config(
+        tie_word_embeddings=True, attention_bias=True, mlp_bias=True
+    ),
     "qwen3": tiny_models.qwen3_config(),
 }
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -58,7 +58,7 @@ ADAPTERS = {
     },
 }
 
-Forward = Callable[[list[int]], Tensor]  # token ids -> logits of the last one
+BASE = "base"
 
 
 @pytest.fixture(scope="session", params=ARCHITECTURES)
@@ -80,49 +80,45 @@ def make_runner(model_folder: Path, block_size: int) -> ModelRunner:
     return ModelRunner(load_model(config), NUM_BLOCKS, block_size)
 
 
-def forward_alone(model_folder: Path, adapter_folder: Path | None = None) -> Forward:
-    """The plain model, whole sequence at once, no cache."""
-    model = AutoModelForCausalLM.from_pretrained(
-        model_folder, dtype=torch.float32, attn_implementation="eager"
-    )
-    if adapter_folder is not None:
-        model = PeftModel.from_pretrained(model, adapter_folder)
-    model.eval()
+@dataclass
+class Alone:
+    """A prompt, and its greedy continuation where it is the only one."""
 
-    @torch.no_grad()
-    def forward(token_ids: list[int]) -> Tensor:
-        return model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0, -1]
+    prompt: tuple[int, ...]
+    tokens: list[int]
+    logits: Tensor
 
-    return forward
+    @property
+    def margin(self) -> float:
+        largest = self.logits.topk(2).values
+        return float((largest[:, 0] - largest[:, 1]).min())
 
 
-def generate_alone(forward: Forward, prompt: tuple[int, ...]) -> tuple[list[int], list[Tensor]]:
-    tokens, logits = [], []
+@torch.no_grad()
+def generate_alone(model: nn.Module, prompt: tuple[int, ...]) -> Alone:
+    """The whole sequence anew for each token, no cache."""
+    tokens: list[int] = []
+    logits: list[Tensor] = []
     for _ in range(NUM_TOKENS):
-        logits.append(forward([*prompt, *tokens]))
+        input_ids = torch.tensor([[*prompt, *tokens]])
+        logits.append(model(input_ids=input_ids, use_cache=False).logits[0, -1])
         tokens.append(int(logits[-1].argmax()))
-    return tokens, logits
+    return Alone(prompt, tokens, torch.stack(logits))
 
 
-def margin(logits: list[Tensor]) -> float:
-    largest = torch.stack(logits).topk(2).values
-    return float((largest[:, 0] - largest[:, 1]).min())
-
-
-def prompt_with_margin(forward: Forward, length: int, seed: int) -> tuple[int, ...]:
+def alone_with_margin(model: nn.Module, length: int) -> Alone:
     """The first random prompt of this length whose continuation rounding cannot change."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(length)
     while True:
         prompt = tuple(torch.randint(2, 320, (length,), generator=generator).tolist())
-        if margin(generate_alone(forward, prompt)[1]) > MIN_MARGIN:
-            return prompt
+        alone = generate_alone(model, prompt)
+        if alone.margin > MIN_MARGIN:
+            return alone
 
 
-def assert_equals_alone(request: Request, forward: Forward) -> None:
-    tokens, logits = generate_alone(forward, request.prompt)
-    assert request.tokens == tokens, request.request_id
-    expected = torch.stack(logits)
-    error = (torch.stack(request.logits) - expected).abs().max() / expected.abs().max()
+def assert_equals(request: Request, alone: Alone) -> None:
+    assert request.tokens == alone.tokens, request.request_id
+    error = (torch.stack(request.logits) - alone.logits).abs().max() / alone.logits.abs().max()
     assert error < RTOL, request.request_id
 
 
@@ -154,11 +150,9 @@ def test_chunked_prompts_beside_decodes_equal_each_sequence_alone(
 
     monkeypatch.setattr(runner_module, "paged_attention", count)
     runner = make_runner(model_folder, block_size)
-    forward = forward_alone(model_folder)
-    requests = [
-        Request(f"{length} tokens", prompt_with_margin(forward, length, seed=length))
-        for length in (1, 17, 2, 33, 8)
-    ]
+    model = tiny_models.load_reference(model_folder)
+    alone = {f"{length} tokens": alone_with_margin(model, length) for length in (1, 17, 2, 33, 8)}
+    requests = [Request(name, expected.prompt) for name, expected in alone.items()]
     num_steps = generate(
         runner,
         requests,
@@ -168,36 +162,30 @@ def test_chunked_prompts_beside_decodes_equal_each_sequence_alone(
         num_blocks=NUM_BLOCKS,
     )
     for request in requests:
-        assert_equals_alone(request, forward)
+        assert_equals(request, alone[request.request_id])
     assert len(layers_called) == 3 * num_steps
 
 
-@pytest.mark.parametrize("chunk_size", [6, 100])
 def test_each_adapter_of_a_mixed_batch_equals_peft_alone(
-    model_folder: Path, adapter_folders: dict[str, Path], tmp_path: Path, chunk_size: int
+    model_folder: Path, adapter_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     loaded = load_adapters(model_folder, adapter_folders, AdapterStore(tmp_path))
-    forwards = {
-        name: forward_alone(model_folder, adapter_folders[name]) for name in adapter_folders
-    }
-    forwards["base"] = forward_alone(model_folder)
-    requests = [
-        Request(
-            f"{name} {turn}",
-            prompt_with_margin(forward, 5 + 4 * turn, seed=turn),
-            None if name == "base" else AdapterKey("tenant", name),
-        )
-        for turn in range(2)
-        for name, forward in forwards.items()
-    ]
+    alone, requests = {}, []
+    for name, folder in {**adapter_folders, BASE: None}.items():
+        model = tiny_models.load_reference(model_folder, folder)
+        adapter = None if name == BASE else AdapterKey("tenant", name)
+        for length in (5, 9):
+            request_id = f"{name}, {length} tokens"
+            alone[request_id] = alone_with_margin(model, length)
+            requests.append(Request(request_id, alone[request_id].prompt, adapter))
     generate(
         make_runner(model_folder, 4),
         requests,
         NUM_TOKENS,
-        chunk_size=chunk_size,
+        chunk_size=6,
         block_size=4,
         num_blocks=NUM_BLOCKS,
         adapters=loaded,
     )
     for request in requests:
-        assert_equals_alone(request, forwards[request.request_id.rpartition(" ")[0]])
+        assert_equals(request, alone[request.request_id])

@@ -5,7 +5,7 @@ import itertools
 import logging
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from typing import Protocol
 
@@ -66,8 +66,13 @@ class EngineClient(Protocol):
         """True while a worker can take requests."""
         ...
 
-    def generate(self, submit: Submit) -> AsyncIterator[Tokens | Finished]:
-        """Run a request: tokens as they come, then one Finished.
+    async def wait_connected(self) -> None:
+        """Return when a worker is connected."""
+        ...
+
+    def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
+        """Run a request: tokens as they come, then one Finished. Tokens that wait for the reader
+        come as one item.
 
         Raises RequestRefused or EngineOverloaded before the first item, RequestFailed or
         EngineUnavailable at any time. Closing the iterator early aborts the request.
@@ -91,6 +96,13 @@ class _Open:
         self.max_events = max_events
         self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
         self.abandoned = False
+
+    async def take(self) -> list[Tokens | Finished | EngineError]:
+        """Wait for events and remove all that are there."""
+        taken = [await self.events.get()]
+        while not self.events.empty():
+            taken.append(self.events.get_nowait())
+        return taken
 
 
 class StreamClient:
@@ -138,7 +150,7 @@ class StreamClient:
             raise EngineUnavailable("no worker has connected yet; retry in a moment")
         return self._model
 
-    async def generate(self, submit: Submit) -> AsyncIterator[Tokens | Finished]:
+    async def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
         """See EngineClient."""
         if self._writer is None:
             raise EngineUnavailable("no worker is connected; retry in a moment")
@@ -146,12 +158,14 @@ class StreamClient:
         self._send(submit)
         try:
             while True:
-                event = await request.events.get()
-                if isinstance(event, EngineError):
-                    raise event
-                yield event
-                if isinstance(event, Finished):
-                    return
+                for event in _merged(await request.take()):
+                    if isinstance(event, EngineError):
+                        raise event
+                    if isinstance(event, Finished):
+                        self._endings.pop(submit.request_id, None)
+                        yield event
+                        return
+                    yield event
         finally:
             if submit.request_id in self._open:
                 request.abandoned = True
@@ -176,12 +190,13 @@ class StreamClient:
     async def metrics(self) -> str:
         """See EngineClient."""
         query_id = next(self._query_ids)
-        answer = self._queries[query_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._queries[query_id] = answer
         self._send(MetricsQuery(query_id))
         try:
             async with asyncio.timeout(METRICS_TIMEOUT_S):
                 return await answer
-        except (TimeoutError, asyncio.CancelledError):
+        except TimeoutError:
             return ""
         finally:
             del self._queries[query_id]
@@ -282,7 +297,8 @@ class StreamClient:
         request.ended.set_result(ending)
         if not request.abandoned:
             request.events.put_nowait(event)
-        if ending is not None and (request.abandoned or isinstance(event, EngineError)):
+        if ending is not None:
+            # Kept until it is read: a reader that leaves before may ask what it has to pay.
             self._endings[request_id] = ending
             if len(self._endings) > MAX_KEPT_ENDINGS:
                 self._endings.popitem(last=False)
@@ -294,13 +310,31 @@ class StreamClient:
         for request_id in list(self._open):
             self._end(request_id, EngineUnavailable("the worker went away"), None)
         for query in self._queries.values():
-            query.cancel()
+            if not query.done():
+                query.set_result("")
 
 
 def _rejection(rejected: Rejected) -> EngineError:
     if rejected.code == "refused":
         return RequestRefused(rejected.message, rejected.field)
     return EngineOverloaded(rejected.message, rejected.retry_after_s)
+
+
+def _merged(
+    events: list[Tokens | Finished | EngineError],
+) -> Iterator[Tokens | Finished | EngineError]:
+    """The same events with neighbouring tokens in one, so that they cost the reader one write."""
+    for are_tokens, group in itertools.groupby(events, lambda e: isinstance(e, Tokens)):
+        if not are_tokens:
+            yield from group
+            continue
+        run = [event for event in group if isinstance(event, Tokens)]
+        yield Tokens(
+            request_id=run[0].request_id,
+            sequence=run[0].sequence,
+            ids=tuple(token_id for tokens in run for token_id in tokens.ids),
+            text="".join(tokens.text for tokens in run),
+        )
 
 
 def _ending(failed: Failed) -> Finished:

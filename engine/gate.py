@@ -29,6 +29,7 @@ class AttentionOptions(TypedDict, total=False):
     dropout: float
     output_attentions: bool | None
     output_hidden_states: bool | None
+    output_router_logits: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
@@ -41,7 +42,16 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 # Weights that old checkpoints carry and every model computes itself.
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$")
 # What transformers and safetensors raise for folders that are not whole, or not what they say.
-_LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError)
+_LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +138,8 @@ def _load_network(path: Path, config: ModelConfig) -> PreTrainedModel:
             output_loading_info=True,
         )
     except _LOAD_ERRORS as error:
+        if isinstance(error, KeyError) and _ATTENTION in str(error):
+            raise ModelUnsupported("it does not let its attention be replaced") from error
         raise ModelUnsupported(f"transformers cannot load it: {error}") from error
     network, report = loaded
     _check_weights(report)

@@ -1,7 +1,7 @@
 """What a packed batch computes equals what transformers and PEFT compute for one request alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +12,17 @@ from torch import Tensor, nn
 
 from loraplex.adapters import weights
 from loraplex.adapters.base_shapes import BaseShapes
-from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.checkpoint import inspect, read_config
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.targets import ranks, scales
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine import runner as runner_module
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
 
-NUM_TOKENS = 6
+NUM_TOKENS = 5
 NUM_BLOCKS = 200
 MIN_MARGIN = 1e-4  # between the two largest logits: below it float32 may choose either
 RTOL = 1e-4  # of the largest logit
@@ -45,8 +46,8 @@ ADAPTERS = {
         "r": 3,
         "lora_alpha": 4,
         "target_modules": [*ATTENTION, "up_proj"],
-        "rank_pattern": {"q_proj": 16, r"layers\.1\.mlp\.up_proj": 5},
-        "alpha_pattern": {r"layers\.[02]\.self_attn\.q_proj": 40, "o_proj": 9},
+        "rank_pattern": {"v_proj": 16, r"layers\.1\.mlp\.up_proj": 5},
+        "alpha_pattern": {r"layers\.[02]\.self_attn\.v_proj": 40, "o_proj": 9},
     },
     "head": {"r": 2, "lora_alpha": 3, "target_modules": ["lm_head"]},
     "head and body": {"r": 33, "lora_alpha": 8, "target_modules": ["lm_head", "gate_proj"]},
@@ -151,7 +152,7 @@ def test_chunked_prompts_beside_decodes_equal_each_sequence_alone(
     monkeypatch.setattr(runner_module, "paged_attention", count)
     runner = make_runner(model_folder, block_size)
     model = tiny_models.load_reference(model_folder)
-    alone = {f"{length} tokens": alone_with_margin(model, length) for length in (1, 17, 2, 33, 8)}
+    alone = {f"{length} tokens": alone_with_margin(model, length) for length in (1, 21, 2, 9)}
     requests = [Request(name, expected.prompt) for name, expected in alone.items()]
     num_steps = generate(
         runner,
@@ -189,3 +190,39 @@ def test_each_adapter_of_a_mixed_batch_equals_peft_alone(
     )
     for request in requests:
         assert_equals(request, alone[request.request_id])
+
+
+# What a server computes that overlooks one field: the config it would see instead.
+OVERLOOKED = {
+    "lora_alpha": ("all linear", {"alpha": 8.0}),
+    "r": ("all linear", {"rank": 12}),
+    "use_rslora": ("rank stabilised", {"use_rslora": False}),
+    "rank_pattern": ("patterns", {"rank_pattern": ()}),
+    "alpha_pattern": ("patterns", {"alpha_pattern": ()}),
+}
+
+
+@pytest.mark.parametrize("model_folder", ["llama"], indirect=True)
+@pytest.mark.parametrize("field", OVERLOOKED)
+def test_to_overlook_a_field_of_an_adapter_shows_in_the_output(
+    model_folder: Path, adapter_folders: dict[str, Path], tmp_path: Path, field: str
+) -> None:
+    name, changes = OVERLOOKED[field]
+    folders = {name: adapter_folders[name]}
+    ((key, right),) = load_adapters(model_folder, folders, AdapterStore(tmp_path)).items()
+    config, _ = read_config(adapter_folders[name])
+    seen = replace(config, **changes)
+    scale_of = scales(seen, ranks(seen, right.pairs))
+    wrong = {path: replace(pair, scale=scale_of[path]) for path, pair in right.pairs.items()}
+    alone = alone_with_margin(tiny_models.load_reference(model_folder, folders[name]), 9)
+    request = Request("a", alone.prompt, key)
+    generate(
+        make_runner(model_folder, 4),
+        [request],
+        NUM_TOKENS,
+        chunk_size=6,
+        block_size=4,
+        num_blocks=NUM_BLOCKS,
+        adapters={key: replace(right, pairs=wrong)},
+    )
+    assert request.tokens != alone.tokens

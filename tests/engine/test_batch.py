@@ -1,0 +1,113 @@
+"""How the chunks of a plan become rows."""
+
+from types import MappingProxyType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.engine.packed_greedy import GREEDY, plan_of
+
+from loraplex.adapters.spec import AdapterKey
+from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.batch import BatchLayout, StepBatch, build_batch
+from loraplex.engine.lora_linear import AdapterRows, LoraRows
+from loraplex.engine.plan import Chunk
+from loraplex.kernels.attention_plan import KvLayout
+
+BLOCK_SIZE = 4
+LAYOUT = BatchLayout(
+    kv=KvLayout(num_blocks=64, block_size=BLOCK_SIZE),
+    windows=frozenset([None, 3]),
+    dtype=torch.float32,
+    device=torch.device("cpu"),
+)
+RED, BLUE = AdapterKey("a", "red"), AdapterKey("b", "blue")
+WEIGHTS = {key: AdapterWeights(num_bytes=0, pairs=MappingProxyType({})) for key in (RED, BLUE)}
+
+
+def chunk(
+    name: str,
+    token_ids: tuple[int, ...],
+    *,
+    start: int = 0,
+    blocks: tuple[int, ...] = (0,),
+    adapter: AdapterKey | None = None,
+    samples: bool = True,
+) -> Chunk:
+    return Chunk(name, adapter, token_ids, start, blocks, GREEDY if samples else None)
+
+
+def build(*chunks: Chunk) -> StepBatch:
+    return build_batch(plan_of(chunks), WEIGHTS, LAYOUT)
+
+
+def test_rows_are_the_tokens_of_the_chunks_in_order() -> None:
+    batch = build(
+        chunk("decode", (7,), start=5, blocks=(9, 3)),
+        chunk("prompt", (4, 5, 6), start=2, blocks=(8, 1), samples=False),
+        chunk("last", (1, 2)),
+    )
+    assert batch.input_ids.tolist() == [7, 4, 5, 6, 1, 2]
+    assert batch.positions.tolist() == [5, 2, 3, 4, 0, 1]
+    assert batch.attention.slot_mapping.tolist() == [13, 34, 35, 4, 0, 1]
+
+
+def test_logits_are_kept_of_the_last_row_of_chunks_that_sample() -> None:
+    batch = build(
+        chunk("decode", (7,), start=3),
+        chunk("goes on", (4, 5), blocks=(1,), samples=False),
+        chunk("ends", (1, 2, 3), blocks=(2,)),
+    )
+    assert batch.request_ids == ("decode", "ends")
+    assert batch.sampled_rows.tolist() == [0, 5]
+    assert batch.specs == (GREEDY, GREEDY)
+
+
+def test_neighbours_of_one_adapter_share_a_segment() -> None:
+    batch = build(
+        chunk("base", (1,)),
+        chunk("red 1", (1, 2), blocks=(1,), adapter=RED),
+        chunk("red 2", (3,), blocks=(2,), adapter=RED, samples=False),
+        chunk("blue", (4,), blocks=(3,), adapter=BLUE),
+    )
+    assert batch.body == LoraRows(
+        5, (AdapterRows(1, 4, WEIGHTS[RED]), AdapterRows(4, 5, WEIGHTS[BLUE]))
+    )
+    assert batch.head == LoraRows(
+        3, (AdapterRows(1, 2, WEIGHTS[RED]), AdapterRows(2, 3, WEIGHTS[BLUE]))
+    )
+
+
+def test_adapters_of_two_tenants_are_never_joined() -> None:
+    other = AdapterKey("c", "red")
+    weights = {**WEIGHTS, other: AdapterWeights(num_bytes=0, pairs=MappingProxyType({}))}
+    chunks = [chunk("1", (1,), adapter=RED), chunk("2", (1,), blocks=(1,), adapter=other)]
+    batch = build_batch(plan_of(chunks), weights, LAYOUT)
+    assert [(rows.start, rows.end) for rows in batch.body.adapters] == [(0, 1), (1, 2)]
+
+
+def test_an_adapter_that_is_not_resident_is_an_error() -> None:
+    with pytest.raises(KeyError, match="red"):
+        build_batch(plan_of([chunk("1", (1,), adapter=RED)]), {}, LAYOUT)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 12)), min_size=1, max_size=8))
+def test_every_row_is_attended_once_and_written_to_a_slot_of_its_own(
+    spans: list[tuple[int, int]],
+) -> None:
+    chunks = [
+        chunk(str(n), (1,) * length, start=start, blocks=tuple(range(n * 8, n * 8 + 8)))
+        for n, (start, length) in enumerate(spans)
+    ]
+    batch = build(*chunks)
+    rows = sum(length for _, length in spans)
+    slots = batch.attention.slot_mapping.tolist()
+    assert len(set(slots)) == len(slots) == rows
+    assert LAYOUT.kv.null_slot not in slots
+    for plan in batch.attention.plans.values():
+        attended = [row for group in plan.decodes for row in group.rows.tolist()]
+        for part in plan.chunks:
+            attended.extend(range(part.start, part.end))
+        assert sorted(attended) == list(range(rows))

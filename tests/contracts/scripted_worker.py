@@ -1,0 +1,146 @@
+"""The other end of the real client: a worker that speaks frames and does what the test says."""
+
+import asyncio
+from asyncio import IncompleteReadError, StreamReader, StreamWriter
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from loraplex.engine.client import Security, StreamClient
+from loraplex.engine.errors import EngineError, EngineOverloaded, RequestRefused
+from loraplex.engine.frames import UnixAddress, encode, read_frame
+from loraplex.engine.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    Failed,
+    Finished,
+    FinishReason,
+    GatewayMessage,
+    MetricsQuery,
+    MetricsText,
+    ModelInfo,
+    Rejected,
+    StepFrame,
+    Submit,
+    Tokens,
+    Usage,
+    Welcome,
+)
+
+
+class ScriptedWorker:
+    """One gateway's worker."""
+
+    def __init__(self, path: Path, model: ModelInfo, max_events: int) -> None:
+        self.client = StreamClient(UnixAddress(path), Security(), max_events)
+        self.aborted: list[str] = []
+        self._path = path
+        self._model = model
+        self._server: asyncio.Server | None = None
+        self._writer: StreamWriter | None = None
+        self._submits: dict[str, Submit] = {}
+        self._num_tokens: dict[str, int] = {}
+        self._submitted: asyncio.Queue[Submit] = asyncio.Queue()
+        self._abort_seen = asyncio.Event()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self._path)
+        self.client.start()
+        async with asyncio.timeout(10):
+            await self.client.wait_connected()
+
+    async def stop(self) -> None:
+        await self.client.close()
+        await self.close()
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        if self._writer is not None:
+            self._writer.close()
+        await self._server.wait_closed()
+
+    async def submitted(self) -> Submit:
+        async with asyncio.timeout(10):
+            return await self._submitted.get()
+
+    def emit(self, request_id: str, *texts: str) -> None:
+        for text in texts:
+            token = Tokens(
+                request_id=request_id, sequence=self._num_tokens[request_id], ids=(7,), text=text
+            )
+            self._num_tokens[request_id] += 1
+            self._send(StepFrame(epoch="1", step=0, tokens=(token,)))
+
+    def finish(
+        self, request_id: str, reason: FinishReason = "stop", text: str = "", cached: int = 0
+    ) -> None:
+        usage = self._usage(request_id, cached)
+        finished = Finished(request_id=request_id, reason=reason, usage=usage, text=text)
+        del self._submits[request_id]
+        self._send(StepFrame(epoch="1", step=0, finished=(finished,)))
+
+    def fail(self, request_id: str, code: str = "non_finite_logits") -> None:
+        failed = Failed(
+            request_id=request_id, code=code, message="failed", usage=self._usage(request_id, 0)
+        )
+        del self._submits[request_id]
+        self._send(StepFrame(epoch="1", step=0, failed=(failed,)))
+
+    def reject(self, request_id: str, error: EngineError) -> None:
+        rejected = Rejected(
+            request_id=request_id,
+            code="refused" if isinstance(error, RequestRefused) else "overloaded",
+            message=str(error),
+            field=error.field if isinstance(error, RequestRefused) else "",
+            retry_after_s=error.retry_after_s if isinstance(error, EngineOverloaded) else 0.0,
+        )
+        del self._submits[request_id]
+        self._send(StepFrame(epoch="1", step=0, rejected=(rejected,)))
+
+    def die(self) -> None:
+        assert self._server is not None
+        assert self._writer is not None
+        self._server.close()
+        self._writer.close()
+
+    async def settled(self) -> None:
+        """Answers come in order: when this one is there, so are all before."""
+        await self.client.metrics()
+
+    def _usage(self, request_id: str, cached: int) -> Usage:
+        return Usage(
+            prompt_tokens=len(self._submits[request_id].prompt),
+            cached_tokens=cached,
+            completion_tokens=self._num_tokens[request_id],
+        )
+
+    def _send(self, message: object) -> None:
+        assert self._writer is not None
+        self._writer.write(encode(message))
+
+    async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        self._writer = writer
+        decoder = msgspec.msgpack.Decoder(GatewayMessage)
+        with suppress(IncompleteReadError, ConnectionError):
+            while True:
+                self._take(await read_frame(reader, decoder))
+        writer.close()
+
+    def _take(self, message: GatewayMessage) -> None:
+        match message:
+            case Submit(request_id=request_id):
+                self._submits[request_id] = message
+                self._num_tokens[request_id] = 0
+                self._submitted.put_nowait(message)
+            case Abort(request_id):
+                self.aborted.append(request_id)
+                if request_id in self._submits:
+                    self.finish(request_id, "abort")
+            case MetricsQuery(query_id):
+                self._send(MetricsText(query_id, "worker_steps_total 1\n"))
+            case _:
+                self._send(
+                    Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=self._model)
+                )

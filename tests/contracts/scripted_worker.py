@@ -141,6 +141,4 @@ class ScriptedWorker:
             case MetricsQuery(query_id):
                 self._send(MetricsText(query_id, "worker_steps_total 1\n"))
             case _:
-                self._send(
-                    Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=self._model)
-                )
+                self._send(Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=self._model))

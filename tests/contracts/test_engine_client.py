@@ -1,25 +1,25 @@
 """What every engine client promises to the gateway: the real one, and the one of the tests."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.contracts.scripted_worker import ScriptedWorker
+from tests.platform.scripted_engine import ScriptedEngine
+from tests.platform.tiny_model import model_info
 
 from loraplex.engine.client import EngineClient, Security, StreamClient
 from loraplex.engine.errors import (
-    EngineError,
     EngineOverloaded,
     EngineUnavailable,
     RequestFailed,
     RequestRefused,
 )
 from loraplex.engine.frames import UnixAddress
-from loraplex.engine.protocol import Finished, Sampling, Submit, Tokens
-from tests.contracts.scripted_worker import ScriptedWorker
-from tests.platform.scripted_engine import ScriptedEngine
-from tests.platform.tiny_model import model_info
+from loraplex.engine.protocol import Finished, Sampling, Submit, Tokens, Usage
 
 MAX_EVENTS = 8
 
@@ -61,16 +61,178 @@ def submit(request_id: str) -> Submit:
     )
 
 
+async def collect(client: EngineClient, request_id: str) -> list[Tokens | Finished]:
+    return [event async for event in client.generate(submit(request_id))]
+
+
+async def reading(pair: Pair, request_id: str) -> asyncio.Task[list[Tokens | Finished]]:
+    """A reader whose request has reached the engine."""
+    task = asyncio.create_task(collect(pair.client, request_id))
+    await pair.engine.submitted()
+    return task
+
+
 async def test_tokens_come_in_order_and_then_one_finished(pair: Pair) -> None:
-    texts: list[str] = []
-    num_ids = 0
-    async for event in pair.client.generate(submit("a")):
-        if not texts:
-            pair.engine.finish("a", "length", text="!", cached=2)
-        texts.append(event.text)
-        if isinstance(event, Tokens):
-            assert event.sequence == num_ids
-            num_ids += len(event.ids)
-    assert isinstance(event, Finished)
-    assert (event.reason, event.usage.prompt_tokens, event.usage.cached_tokens) == ("length", 3, 2)
-    assert event.usage.completion_tokens == num_ids
+    reader = await reading(pair, "a")
+    pair.engine.emit("a", "x", "y", "z")
+    pair.engine.finish("a", "length", text="!", cached=2)
+    *tokens, finished = await reader
+    assert "".join(event.text for event in [*tokens, finished]) == "xyz!"
+    position = 0
+    for event in tokens:
+        assert isinstance(event, Tokens)
+        assert event.sequence == position
+        position += len(event.ids)
+    assert isinstance(finished, Finished)
+    assert finished.reason == "length"
+    assert finished.usage == Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=3)
+
+
+async def test_tokens_that_wait_for_the_reader_come_as_one(pair: Pair) -> None:
+    async with aclosing(pair.client.generate(submit("a"))) as events:
+        first = asyncio.create_task(anext(events))
+        await pair.engine.submitted()
+        pair.engine.emit("a", "x")
+        await first
+        pair.engine.emit("a", "y", "z")
+        pair.engine.finish("a")
+        await pair.engine.settled()
+        tokens = await anext(events)
+        assert isinstance(tokens, Tokens)
+        assert (tokens.sequence, tokens.ids, tokens.text) == (1, (7, 7), "yz")
+        assert isinstance(await anext(events), Finished)
+
+
+async def test_requests_do_not_disturb_each_other(pair: Pair) -> None:
+    one, two = await reading(pair, "one"), await reading(pair, "two")
+    pair.engine.emit("one", "1")
+    pair.engine.emit("two", "2")
+    pair.engine.fail("two")
+    pair.engine.emit("one", "1")
+    pair.engine.finish("one")
+    with pytest.raises(RequestFailed):
+        await two
+    assert "".join(event.text for event in await one) == "11"
+
+
+async def test_a_refusal_names_the_field(pair: Pair) -> None:
+    reader = await reading(pair, "a")
+    pair.engine.reject("a", RequestRefused("too long", "prompt"))
+    with pytest.raises(RequestRefused, match="too long") as refused:
+        await reader
+    assert refused.value.field == "prompt"
+    assert await pair.client.abort("a") is None
+
+
+async def test_an_overloaded_engine_says_when_to_come_back(pair: Pair) -> None:
+    reader = await reading(pair, "a")
+    pair.engine.reject("a", EngineOverloaded("full", 2.5))
+    with pytest.raises(EngineOverloaded) as overloaded:
+        await reader
+    assert overloaded.value.retry_after_s == 2.5
+
+
+async def test_a_failure_has_a_code_and_its_usage_can_be_asked_for(pair: Pair) -> None:
+    reader = await reading(pair, "a")
+    pair.engine.emit("a", "x")
+    pair.engine.fail("a", "non_finite_logits")
+    with pytest.raises(RequestFailed) as failed:
+        await reader
+    assert failed.value.code == "non_finite_logits"
+    final = await pair.client.abort("a")
+    assert final is not None
+    assert final.usage.completion_tokens == 1
+
+
+async def test_a_worker_that_dies_fails_what_is_open_and_what_comes_then(pair: Pair) -> None:
+    reader = await reading(pair, "a")
+    pair.engine.emit("a", "x")
+    pair.engine.die()
+    with pytest.raises(EngineUnavailable):
+        await reader
+    assert await pair.client.abort("a") is None
+    assert not pair.client.connected
+    assert pair.client.model.name == "tiny"
+    with pytest.raises(EngineUnavailable):
+        await collect(pair.client, "b")
+
+
+async def test_an_iterator_that_is_closed_early_aborts_in_the_engine(pair: Pair) -> None:
+    async with aclosing(pair.client.generate(submit("a"))) as events:
+        first = asyncio.create_task(anext(events))
+        await pair.engine.submitted()
+        pair.engine.emit("a", "x")
+        await first
+    await pair.engine.settled()
+    assert pair.engine.aborted == ["a"]
+    final = await pair.client.abort("a")
+    assert final is not None
+    assert (final.reason, final.usage.completion_tokens) == ("abort", 1)
+
+
+async def test_a_reader_that_is_cancelled_aborts_in_the_engine(pair: Pair) -> None:
+    reader = await reading(pair, "a")
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    final = await pair.client.abort("a")
+    assert final is not None
+    assert final.usage == Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=0)
+    assert set(pair.engine.aborted) == {"a"}
+
+
+async def test_an_ending_that_nobody_read_can_be_asked_for(pair: Pair) -> None:
+    async with aclosing(pair.client.generate(submit("a"))) as events:
+        first = asyncio.create_task(anext(events))
+        await pair.engine.submitted()
+        pair.engine.emit("a", "x")
+        await first
+        pair.engine.emit("a", "y")
+        pair.engine.finish("a", "stop")
+        await pair.engine.settled()
+    final = await pair.client.abort("a")
+    assert final is not None
+    assert (final.reason, final.usage.completion_tokens) == ("stop", 2)
+
+
+async def test_an_abort_of_what_is_unknown_or_over_does_nothing(pair: Pair) -> None:
+    assert await pair.client.abort("never") is None
+    reader = await reading(pair, "a")
+    pair.engine.finish("a")
+    await reader
+    assert await pair.client.abort("a") is None
+    assert pair.engine.aborted == []
+
+
+async def test_a_reader_that_does_not_read_is_aborted_and_no_other_waits_for_it(
+    pair: Pair,
+) -> None:
+    other = await reading(pair, "other")
+    async with aclosing(pair.client.generate(submit("slow"))) as events:
+        first = asyncio.create_task(anext(events))
+        await pair.engine.submitted()
+        pair.engine.emit("slow", "x")
+        await first
+        for _ in range(MAX_EVENTS + 1):
+            pair.engine.emit("slow", "x")
+            pair.engine.emit("other", "o")
+            await pair.engine.settled()
+        pair.engine.finish("other")
+        assert len("".join(event.text for event in await other)) == MAX_EVENTS + 1
+        assert pair.engine.aborted == ["slow"]
+        with pytest.raises(RequestFailed) as failed:
+            await anext(events)
+    assert failed.value.code == "slow_client"
+    assert await pair.client.abort("slow") is not None
+
+
+async def test_before_a_worker_came_there_is_no_model(unconnected: EngineClient) -> None:
+    assert not unconnected.connected
+    with pytest.raises(EngineUnavailable):
+        _ = unconnected.model
+    with pytest.raises(EngineUnavailable):
+        await collect(unconnected, "a")
+
+
+async def test_metrics_are_the_workers_text(pair: Pair) -> None:
+    assert "worker_steps_total 1" in await pair.client.metrics()

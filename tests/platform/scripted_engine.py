@@ -1,0 +1,186 @@
+"""An engine client in this process, whose requests run as the test says.
+
+It keeps the contract of `EngineClient`; the contract's tests run on it and on the real client.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+
+from loraplex.engine.errors import EngineError, EngineUnavailable, RequestFailed
+from loraplex.engine.protocol import Finished, FinishReason, ModelInfo, Submit, Tokens, Usage
+
+
+class ScriptedRun:
+    """One request in the engine."""
+
+    def __init__(self, submit: Submit) -> None:
+        self.submit = submit
+        self.num_tokens = 0
+        self.events: deque[Tokens | Finished | EngineError] = deque()
+        self.changed = asyncio.Event()
+        self.ending: Finished | None = None
+        self.over = asyncio.Event()
+        self.abandoned = False
+
+    def put(self, event: Tokens | Finished | EngineError) -> None:
+        self.events.append(event)
+        self.changed.set()
+
+    def finish(self, reason: FinishReason, text: str = "", cached: int = 0) -> Finished:
+        usage = Usage(
+            prompt_tokens=len(self.submit.prompt),
+            cached_tokens=cached,
+            completion_tokens=self.num_tokens,
+        )
+        self.ending = Finished(
+            request_id=self.submit.request_id, reason=reason, usage=usage, text=text, queue_ms=1.5
+        )
+        self.over.set()
+        return self.ending
+
+    def take(self) -> Tokens | Finished | EngineError:
+        """Remove the next event, or all tokens that wait as one."""
+        first = self.events.popleft()
+        while isinstance(first, Tokens) and self.events and isinstance(self.events[0], Tokens):
+            more = self.events.popleft()
+            assert isinstance(more, Tokens)
+            first = Tokens(
+                request_id=first.request_id,
+                sequence=first.sequence,
+                ids=first.ids + more.ids,
+                text=first.text + more.text,
+            )
+        return first
+
+
+class ScriptedEngine:
+    """Answers each request with `answer`, or waits for what the test does with it."""
+
+    def __init__(self, model: ModelInfo | None, max_events: int = 1000) -> None:
+        self.model_info = model
+        self.is_connected = model is not None
+        self.max_events = max_events
+        self.runs: dict[str, ScriptedRun] = {}
+        self.aborted: list[str] = []
+        self.metrics_text = "worker_steps_total 1\n"
+        self.answer: Callable[[ScriptedEngine, str], None] | None = None
+        self._submitted: asyncio.Queue[Submit] = asyncio.Queue()
+
+    # What the gateway uses.
+
+    @property
+    def model(self) -> ModelInfo:
+        if self.model_info is None:
+            raise EngineUnavailable("no worker has connected yet")
+        return self.model_info
+
+    @property
+    def connected(self) -> bool:
+        return self.is_connected
+
+    async def wait_connected(self) -> None:
+        assert self.is_connected
+
+    async def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
+        if not self.is_connected:
+            raise EngineUnavailable("no worker is connected")
+        run = self.runs[submit.request_id] = ScriptedRun(submit)
+        self._submitted.put_nowait(submit)
+        if self.answer is not None:
+            self.answer(self, submit.request_id)
+        try:
+            while True:
+                await run.changed.wait()
+                event = run.take()
+                if not run.events:
+                    run.changed.clear()
+                if isinstance(event, EngineError):
+                    raise event
+                if isinstance(event, Finished):
+                    self.runs.pop(submit.request_id, None)
+                    yield event
+                    return
+                yield event
+        finally:
+            run.abandoned = True
+            if submit.request_id in self.runs and not run.over.is_set():
+                self._abort(run)
+
+    async def abort(self, request_id: str) -> Finished | None:
+        run = self.runs.get(request_id)
+        if run is None:
+            return None
+        if not run.over.is_set():
+            self._abort(run)
+        del self.runs[request_id]
+        return run.ending
+
+    async def metrics(self) -> str:
+        return self.metrics_text if self.is_connected else ""
+
+    # What tests do.
+
+    async def submitted(self) -> Submit:
+        """The next request that arrives."""
+        async with asyncio.timeout(10):
+            return await self._submitted.get()
+
+    def emit(self, request_id: str, *texts: str) -> None:
+        """One token for each text."""
+        run = self.runs[request_id]
+        for text in texts:
+            if run.over.is_set() or run.abandoned:
+                return
+            token = Tokens(request_id=request_id, sequence=run.num_tokens, ids=(7,), text=text)
+            run.num_tokens += 1
+            run.put(token)
+            if len(run.events) > self.max_events:
+                run.events.clear()
+                run.abandoned = True
+                run.put(RequestFailed("the client is slow", "slow_client"))
+                self._abort(run)
+
+    def finish(
+        self, request_id: str, reason: FinishReason = "stop", text: str = "", cached: int = 0
+    ) -> None:
+        run = self.runs[request_id]
+        run.put(run.finish(reason, text, cached))
+
+    def fail(self, request_id: str, code: str = "non_finite_logits") -> None:
+        run = self.runs[request_id]
+        run.finish("abort")
+        run.put(RequestFailed("the logits are not finite", code))
+
+    def reject(self, request_id: str, error: EngineError) -> None:
+        run = self.runs.pop(request_id)
+        run.over.set()
+        run.put(error)
+
+    def die(self) -> None:
+        """The worker is gone, and with it all that ran."""
+        self.is_connected = False
+        for run in self.runs.values():
+            if not run.over.is_set():
+                run.over.set()
+                run.put(EngineUnavailable("the worker went away"))
+        self.runs = {k: run for k, run in self.runs.items() if run.ending is not None}
+
+    async def settled(self) -> None:
+        """Return when readers that can read have read all that was done above."""
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    def _abort(self, run: ScriptedRun) -> None:
+        self.aborted.append(run.submit.request_id)
+        run.finish("abort")
+
+
+def says(*texts: str, reason: FinishReason = "stop") -> Callable[[ScriptedEngine, str], None]:
+    """An answer of these tokens."""
+
+    def answer(engine: ScriptedEngine, request_id: str) -> None:
+        engine.emit(request_id, *texts)
+        engine.finish(request_id, reason)
+
+    return answer

@@ -16,7 +16,7 @@ MAX_PATTERN_CHARS = 1024
 
 _ITEM = r"(?:[0-9A-Za-z_]-[0-9A-Za-z_]|[0-9A-Za-z_.]|\\[dw.-])"
 _TOKEN = (
-    rf"[0-9A-Za-z_.^$|)-]|\\[dwb.-]|\((?:\?:)?|\[\^?{_ITEM}+\]"
+    rf"[0-9A-Za-z_.^$|)-]|\\[dwb.-]|\((?:\?:|(?!\?))|\[\^?{_ITEM}+\]"
     r"|(?:[*+?]|(?<!\))\{[0-9](?:,[0-9]?)?\})\??(?![*+?{])"
 )
 # Possessive, so that this check is itself linear.

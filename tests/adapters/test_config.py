@@ -1,0 +1,117 @@
+import json
+
+import pytest
+from peft import LoraConfig
+from tests.adapters import build
+
+from loraplex.adapters.config import AdapterConfig, parse
+
+REFUSED = {
+    "alora_invocation_tokens": [1],
+    "arrow_config": {"top_k": 2},
+    "bias": "all",
+    "ensure_weight_tying": True,
+    "fan_in_fan_out": True,
+    "init_lora_weights": "pissa_niter_4",
+    "kasa_config": {"beta": 1},
+    "layer_replication": [[0, 2]],
+    "lora_bias": True,
+    "megatron_config": {"a": 1},
+    "modules_to_save": ["lm_head"],
+    "monteclora_config": {"num_samples": 2},
+    "peft_type": "LOHA",
+    "target_parameters": ["experts"],
+    "task_type": "SEQ_CLS",
+    "trainable_token_indices": [3],
+    "use_bdlora": {"nblocks": 2},
+    "use_dora": True,
+    "use_qalora": True,
+    "velora_config": {"num_groups": 2},
+}
+
+
+def problems(**fields):
+    return parse(json.dumps({**build.CONFIG, **fields}).encode()).problems
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_field_that_changes_the_output_and_is_not_served_is_refused_by_name(field):
+    found = problems(**{field: REFUSED[field]})
+    assert len(found) == 1
+    assert field in found[0]
+
+
+@pytest.mark.parametrize("value", [1, 0, "on", [1], {"a": 1}, True])
+def test_an_unknown_field_with_a_value_is_refused_by_name(value):
+    assert "use_tomorrow" in problems(use_tomorrow=value)[0]
+
+
+@pytest.mark.parametrize("value", [None, False, [], {}])
+def test_an_unknown_field_that_is_off_is_accepted(value):
+    assert problems(use_tomorrow=value) == ()
+
+
+def test_every_field_that_peft_writes_by_default_is_accepted(tmp_path):
+    LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(tmp_path)
+    parsed = parse((tmp_path / "adapter_config.json").read_bytes())
+    assert parsed.problems == ()
+    assert parsed.config == AdapterConfig(target_modules=frozenset({"q_proj"}))
+
+
+def test_settings_of_training_are_accepted():
+    assert problems(lora_dropout=0.1, inference_mode=True, revision="x", peft_version="9") == ()
+
+
+@pytest.mark.parametrize("init", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+def test_an_initialisation_that_leaves_the_base_alone_is_accepted(init):
+    assert problems(init_lora_weights=init) == ()
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora", "corda", "loftq", "lora_ga", "new"])
+def test_an_initialisation_that_alters_the_base_is_refused(init):
+    assert "init_lora_weights" in problems(init_lora_weights=init)[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("r", 0),
+        ("r", 257),
+        ("r", True),
+        ("r", "8"),
+        ("r", None),
+        ("lora_alpha", "big"),
+        ("lora_alpha", 1e300),
+        ("use_rslora", "yes"),
+        ("rank_pattern", {"q_proj": 0}),
+        ("rank_pattern", {"(?=q)": 2}),
+        ("alpha_pattern", {"q_proj": None}),
+        ("alpha_pattern", {"x" * 70_000: 1}),
+        ("target_modules", None),
+        ("target_modules", []),
+        ("target_modules", [1]),
+        ("target_modules", "(q|v"),
+        ("exclude_modules", r"(.)\1"),
+        ("layers_to_transform", ["0"]),
+        ("layers_pattern", ["a|b"]),
+    ],
+)
+def test_a_value_out_of_range_or_of_another_type_is_refused_by_name(field, value):
+    assert any(field in problem for problem in problems(**{field: value}))
+
+
+def test_layers_beside_a_regex_are_refused():
+    assert "layers_to_transform" in problems(target_modules=".*q_proj", layers_to_transform=[0])[0]
+
+
+def test_all_problems_are_reported_at_once():
+    assert len(problems(use_dora=True, bias="all", r=0, new_field=3)) == 4
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{", b'{"r": NaN}', b"\xff", b'{"r": 1, "r": 2}', b"[" * 100_000],
+    ids=["empty", "list", "open", "nan", "not utf-8", "duplicate key", "deep"],
+)
+def test_what_is_not_a_json_object_is_one_problem(data):
+    assert len(parse(data).problems) == 1

@@ -1,0 +1,157 @@
+import math
+import warnings
+
+import pytest
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from tests import tiny_models
+from tests.adapters import build
+from tests.adapters.build import Q0, Q1
+from transformers import AutoModelForCausalLM
+
+from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing
+from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.weights import load
+
+
+@pytest.fixture
+def store(tmp_path):
+    return AdapterStore(tmp_path / "store")
+
+
+@pytest.fixture
+def stored(tmp_path, store):
+    """Store an adapter with these config fields; return its digest."""
+
+    def put(config=None, content=None):
+        folder = build.save(tmp_path / "adapter", config, content)
+        checkpoint = inspect(folder, build.base())
+        store.put(checkpoint)
+        return checkpoint.digest
+
+    return put
+
+
+def load_plain(store, digest, dtype=torch.float32):
+    return load(store, digest, dtype=dtype, device="cpu")
+
+
+def test_pairs_are_the_tensors_of_the_file(store, stored):
+    weights = load_plain(store, stored())
+    assert set(weights.pairs) == {Q0, Q1}
+    for module, pair in weights.pairs.items():
+        prefix = f"base_model.model.{module}"
+        assert torch.equal(pair.a, torch.from_numpy(build.tensors()[f"{prefix}.lora_A.weight"]))
+        assert torch.equal(pair.b, torch.from_numpy(build.tensors()[f"{prefix}.lora_B.weight"]))
+        assert pair.a.is_contiguous()
+        assert pair.b.is_contiguous()
+
+
+def test_each_module_keeps_its_true_rank_and_its_own_scale(store, stored):
+    config = {"rank_pattern": {"layers.1.self_attn.q_proj": 5}, "use_rslora": True}
+    content = {**build.pair(Q0), **build.pair(Q1, rank=5)}
+    pairs = load_plain(store, stored(config, content)).pairs
+    assert pairs[Q0].a.shape == (2, build.IN)
+    assert pairs[Q1].b.shape == (build.OUT, 5)
+    assert pairs[Q0].scale == 6 / math.sqrt(2)
+    assert pairs[Q1].scale == 6 / math.sqrt(5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_it_takes_as_many_bytes_as_the_store_announced(store, stored, dtype):
+    digest = stored()
+    weights = load_plain(store, digest, dtype)
+    assert weights.pairs[Q0].a.dtype == dtype
+    assert weights.num_bytes == store.num_bytes(digest, bytes_per_element=dtype.itemsize)
+    assert weights.num_bytes == 28 * dtype.itemsize
+
+
+def test_an_adapter_that_is_not_stored_is_missing(store):
+    with pytest.raises(AdapterMissing):
+        load_plain(store, "0" * 64)
+
+
+def test_a_changed_weight_is_noticed(store, stored):
+    digest = stored()
+    path = store.open(digest) / "adapter_model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(AdapterCorrupt, match=digest):
+        load_plain(store, digest)
+
+
+def test_a_changed_config_is_noticed(store, stored):
+    digest = stored()
+    path = store.open(digest) / "adapter_config.json"
+    path.write_text(path.read_text().replace('"lora_alpha": 6', '"lora_alpha": 7'))
+    with pytest.raises(AdapterCorrupt, match=digest):
+        load_plain(store, digest)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("damage", ["truncate", "unlink"])
+def test_a_damaged_file_is_noticed(store, stored, name, damage):
+    digest = stored()
+    path = store.open(digest) / name
+    if damage == "unlink":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(AdapterCorrupt, match=digest):
+        load_plain(store, digest)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["head apart", "tied head"])
+def model(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    return tiny_models.save_model(
+        folder, tiny_models.llama_config(tie_word_embeddings=request.param)
+    )
+
+
+def peft_layers(model, adapter):
+    """Module path to PEFT's own LoRA layer."""
+    base = AutoModelForCausalLM.from_pretrained(model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*tie_word_embeddings")
+        adapted = PeftModel.from_pretrained(base, adapter)
+    modules = adapted.base_model.model.named_modules()
+    return {name: module for name, module in modules if isinstance(module, LoraLayer)}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": "all-linear"},
+        {"target_modules": ["q_proj", "lm_head"], "use_rslora": True},
+        {"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [0, 2]},
+        {"target_modules": ["up_proj"], "layers_to_transform": 1, "layers_pattern": "layers"},
+        {"target_modules": r".*\.layers\.[12]\.(self_attn|mlp)\.(q|up)_proj"},
+        {"target_modules": ["self_attn.k_proj"], "exclude_modules": r".*\.0\..*"},
+        {"target_modules": ["q_proj", "o_proj"], "exclude_modules": ["layers.1.self_attn.q_proj"]},
+        {
+            "target_modules": ["q_proj", "k_proj", "up_proj"],
+            "rank_pattern": {r"layers\.\d\.self_attn.q_proj": 5, "q_proj": 7, ".*up_proj": 9},
+            "alpha_pattern": {"model.layers.0.mlp.up_proj": 11, "(q|up)_proj": 13},
+            "use_rslora": True,
+        },
+    ],
+    ids=" ".join,
+)
+@pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
+def test_modules_ranks_scales_and_weights_are_those_of_peft(tmp_path, store, model, config):
+    folder = tiny_models.save_adapter(tmp_path / "adapter", model, r=3, lora_alpha=4, **config)
+    checkpoint = inspect(folder, BaseShapes.read(model))
+    store.put(checkpoint)
+    pairs = load_plain(store, checkpoint.digest).pairs
+    expected = peft_layers(model, folder)
+    assert set(pairs) == set(expected) == set(checkpoint.modules)
+    for module, layer in expected.items():
+        assert pairs[module].a.shape[0] == layer.r["default"]
+        assert pairs[module].scale == pytest.approx(layer.scaling["default"], rel=1e-15)
+        assert torch.equal(pairs[module].a, layer.lora_A["default"].weight)
+        assert torch.equal(pairs[module].b, layer.lora_B["default"].weight)

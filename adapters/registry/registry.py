@@ -87,7 +87,7 @@ async def publish(
             "another name."
         )
     found = await session.execute(_versions(tenant_id).where(AdapterVersion.id == stored.id))
-    return _published(*found.one().tuple())
+    return _published(*found.one())
 
 
 async def resolve(
@@ -115,7 +115,7 @@ async def resolve(
     row = (await session.execute(query.limit(1))).one_or_none()
     if row is None:
         raise _not_found(model)
-    found = _published(*row.tuple())
+    found = _published(*row)
     return ResolvedModel(f"{found.model}@{found.version}", found.digest, found.version)
 
 
@@ -126,14 +126,14 @@ async def list_models(
     query = _versions(tenant_id).where(AdapterVersion.base_model == base_model)
     newest: dict[str, PublishedVersion] = {}
     for row in await session.execute(query):
-        version = _published(*row.tuple())
+        version = _published(*row)
         newest.setdefault(version.model, version)
     return list(newest.values())
 
 
 async def list_versions(session: AsyncSession, tenant_id: str) -> list[PublishedVersion]:
     """Return all versions of all adapters of the tenant: by name, newest first."""
-    return [_published(*row.tuple()) for row in await session.execute(_versions(tenant_id))]
+    return [_published(*row) for row in await session.execute(_versions(tenant_id))]
 
 
 def _versions(tenant_id: str) -> "Select[str, Adapter, AdapterVersion]":

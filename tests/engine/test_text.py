@@ -1,0 +1,161 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests import tiny_models
+from tokenizers import Tokenizer, decoders, models
+
+from loraplex.engine.text import TextStream
+
+BYTE_LEVEL = tiny_models.make_tokenizer().backend_tokenizer
+SPECIAL = BYTE_LEVEL.token_to_id("<|end|>")
+SAMPLES = ["plain text, ", "naïve é ", "日本語の文 ", "👩\u200d👧\u200d👦🇩🇪 "]
+SAMPLES += ["e\u0301a\u0308 ", "\n\t", "\u202eabc", "zu\u0308rich"]
+CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")
+TEXTS = st.lists(st.sampled_from(SAMPLES) | st.text(CHARACTERS, max_size=6), max_size=8).map(
+    "".join
+)
+
+
+def byte_fallback():
+    """Tokenizer of the sentencepiece kind: words, and bytes for what is not in the vocabulary."""
+    vocab = {"<unk>": 0, "▁hello": 1, "▁world": 2, "!": 3}
+    vocab |= {f"<0x{byte:02X}>": 4 + byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return tokenizer
+
+
+def pieces(ids, stop=(), tokenizer=BYTE_LEVEL):
+    """What a stream emits for each token, and at the end."""
+    stream = TextStream(tokenizer, tuple(stop))
+    found = [stream.push(token_id) for token_id in ids]
+    return [*found, stream.flush()], stream
+
+
+def cut(text, stops):
+    """Reference: the text before the stop that is complete first, of those the longest."""
+    for end in range(1, len(text) + 1):
+        lengths = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if lengths:
+            return text[: end - max(lengths)], True
+    return text, False
+
+
+@st.composite
+def divided(draw, texts=TEXTS):
+    """A text and its tokens, encoded in chunks of random lengths."""
+    text = draw(texts)
+    cuts = sorted(draw(st.sets(st.integers(0, len(text)), max_size=6)) | {0, len(text)})
+    chunks = [text[start:end] for start, end in pairwise(cuts)]
+    return text, [i for chunk in chunks for i in BYTE_LEVEL.encode(chunk).ids]
+
+
+@given(divided())
+def test_without_stops_the_text_is_the_decoded_whole(sample):
+    text, ids = sample
+    emitted, stream = pieces(ids)
+    assert "".join(emitted) == BYTE_LEVEL.decode(ids).rstrip("\ufffd") == text
+    assert not stream.stopped
+
+
+@given(divided())
+def test_no_piece_holds_half_a_character(sample):
+    emitted, _ = pieces(sample[1])
+    assert all("\ufffd" not in piece for piece in emitted)
+
+
+@given(divided(st.text("abc", max_size=24)), st.lists(st.text("abc", min_size=1, max_size=4)))
+def test_the_first_complete_stop_cuts_the_text_however_tokens_divide_it(sample, stops):
+    text, ids = sample
+    emitted, stream = pieces(ids, stops)
+    assert ("".join(emitted), stream.stopped) == cut(text, stops)
+
+
+@given(
+    divided(),
+    st.lists(st.sampled_from(SAMPLES) | st.text(CHARACTERS, min_size=1, max_size=3), max_size=3),
+)
+def test_stops_may_hold_any_characters(sample, stops):
+    text, ids = sample
+    emitted, stream = pieces(ids, stops)
+    assert ("".join(emitted), stream.stopped) == cut(text, stops)
+
+
+@given(divided(st.text("ab", max_size=16)), st.lists(st.text("ab", min_size=1, max_size=4)))
+def test_text_that_cannot_become_a_stop_is_not_held_back(sample, stops):
+    emitted, stream = pieces(sample[1], stops)
+    held = emitted[-1]
+    assert stream.stopped or not held or any(stop.startswith(held) for stop in stops)
+
+
+@given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() - 1), max_size=30))
+def test_rubbish_decodes_as_a_whole_would(ids):
+    emitted, _ = pieces(ids)
+    assert "".join(emitted) == BYTE_LEVEL.decode(ids).rstrip("\ufffd")
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 259), max_size=40))
+def test_rubbish_of_a_byte_fallback_tokenizer_never_raises(ids):
+    pieces(ids, tokenizer=byte_fallback())
+
+
+def test_spaces_between_words_survive_a_byte_fallback_tokenizer():
+    emitted, _ = pieces([1, 2, 3, 2], tokenizer=byte_fallback())
+    assert emitted == ["hello", " world", "!", " world", ""]
+
+
+def test_a_character_comes_with_its_last_byte():
+    ids = BYTE_LEVEL.encode("👩").ids
+    assert len(ids) == 4
+    assert pieces(ids)[0] == ["", "", "", "👩", ""]
+
+
+def test_an_incomplete_character_at_the_end_is_dropped():
+    ids = BYTE_LEVEL.encode("ok👩").ids
+    assert "".join(pieces(ids[:-1])[0]) == "ok"
+
+
+def test_special_tokens_have_no_text():
+    ids = [*BYTE_LEVEL.encode("one").ids, SPECIAL, *BYTE_LEVEL.encode(" two").ids]
+    assert "".join(pieces(ids)[0]) == "one two"
+
+
+def test_the_start_of_a_stop_is_held_until_it_is_decided():
+    stream = TextStream(BYTE_LEVEL, ("END",))
+    assert [stream.push(i) for i in BYTE_LEVEL.encode("aENE").ids] == ["a", "", "", "EN"]
+    assert stream.flush() == "E"
+    assert stream.flush() == ""
+
+
+def test_after_a_stop_nothing_follows():
+    stream = TextStream(BYTE_LEVEL, ("b",))
+    emitted = [stream.push(i) for text in "aabcd" for i in BYTE_LEVEL.encode(text).ids]
+    assert stream.stopped
+    assert "".join(emitted) + stream.flush() == "aa"
+
+
+def test_an_empty_stop_is_refused():
+    with pytest.raises(ValueError, match="empty"):
+        TextStream(BYTE_LEVEL, ("",))
+
+
+class CountingTokenizer:
+    """Remembers how many tokens were decoded at a time."""
+
+    def __init__(self):
+        self.largest = 0
+
+    def decode(self, ids, skip_special_tokens):
+        self.largest = max(self.largest, len(ids))
+        return BYTE_LEVEL.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("token_id", [SPECIAL, BYTE_LEVEL.encode("👩").ids[-1]])
+def test_endless_tokens_without_a_character_cost_no_more_each(token_id):
+    tokenizer = CountingTokenizer()
+    pieces([token_id] * 500, tokenizer=tokenizer)
+    assert tokenizer.largest <= 64

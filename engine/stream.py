@@ -73,6 +73,7 @@ class StreamServer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._server: asyncio.Server | None = None
+        self._handlers: set[asyncio.Task[None]] = set()
 
     async def start(self, address: Address) -> None:
         """Listen on an address that was claimed. Raises AddressInUse."""
@@ -116,12 +117,17 @@ class StreamServer:
         """Stop listening and cut all gateways off."""
         if self._server is not None:
             self._server.close()
-            for gateway in list(self._gateways):
+            for gateway in self._gateways:
                 gateway.close()
+            await asyncio.gather(*self._handlers)
             await self._server.wait_closed()
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         gateway = _Gateway(writer)
+        handler = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
+        handler.add_done_callback(self._handlers.discard)
         try:
             if await self._greet(reader, gateway):
                 await self._read(reader, gateway)

@@ -58,4 +58,4 @@ def configure_logging(level: str, stream: TextIO = sys.stderr) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Libraries' debug lines hold what users typed and statements' parameters.
     for name in ("asyncio", "aiosqlite", "sqlalchemy", "psycopg", "uvicorn", "httpx", "httpcore"):
-        logging.getLogger(name).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

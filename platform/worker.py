@@ -10,11 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -54,6 +52,23 @@ class Worker:
     transfers: Transfers
 
 
+class Lifeline:
+    """Ends this process when its standard input does, that is when its parent is gone."""
+
+    def __init__(self) -> None:
+        self._on_end: Callable[[], object] = partial(os._exit, 0)
+        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+
+    def end_with(self, on_end: Callable[[], object]) -> None:
+        """From now on end by calling `on_end`; before that, while a model loads, end at once."""
+        self._on_end = on_end
+
+    def _watch(self) -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        self._on_end()
+
+
 def run_worker(settings: Settings, *, stop_with_parent: bool) -> None:
     """Run a worker until it is told to stop.
 
@@ -62,10 +77,11 @@ def run_worker(settings: Settings, *, stop_with_parent: bool) -> None:
     """
     address, security = stream_address(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
+    lifeline = Lifeline() if stop_with_parent else None
     with claimed(address):
         torch.set_num_threads(settings.threads or max(1, available_cores() - 1))
         model = _load(settings)
-        asyncio.run(_serve(settings, model, address, security, stop_with_parent))
+        asyncio.run(_serve(settings, model, address, security, lifeline))
 
 
 def model_config(settings: Settings) -> ModelConfig:
@@ -99,14 +115,14 @@ async def _serve(
     model: LoadedModel,
     address: Address,
     security: Security,
-    stop_with_parent: bool,
+    lifeline: Lifeline | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    if stop_with_parent:
-        _stop_at_end_of_input(loop, stop)
+    if lifeline is not None:
+        lifeline.end_with(lambda: loop.call_soon_threadsafe(stop.set))
     worker = _compose(settings, model, security, loop)
     await worker.server.start(address)
     _log.info("serving %s on %s", model.config.name, address)
@@ -217,19 +233,9 @@ def _run_engine(
 ) -> None:
     try:
         engine_loop.run()
-    except Exception as error:
-        # The process must end, and say why, when its only engine thread does.
+    except Exception as error:  # noqa: BLE001  the process ends with it, and raises it
         crash.append(error)
         loop.call_soon_threadsafe(stop.set)
-
-
-def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    def readable() -> None:
-        if not os.read(sys.stdin.fileno(), 4096):
-            loop.remove_reader(sys.stdin.fileno())
-            stop.set()
-
-    loop.add_reader(sys.stdin.fileno(), readable)
 
 
 def _log_step(report: StepReport) -> None:

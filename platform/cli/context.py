@@ -73,8 +73,8 @@ def load_settings(data_dir: Path | None, database_url: str | None) -> "Settings"
 
 
 @contextmanager
-def reporting_errors() -> Iterator[None]:
-    """Tell an expected error in one line on stderr and exit with 1; others keep their traceback."""
+def reporting_errors(status: int = 1) -> Iterator[None]:
+    """Tell an expected error in one line on stderr and exit; others keep their traceback."""
     from pydantic import ValidationError
 
     from loraplex.adapters.errors import AdapterError, CheckpointInvalid
@@ -84,11 +84,11 @@ def reporting_errors() -> Iterator[None]:
     try:
         yield
     except CheckpointInvalid as error:
-        raise _failure("\n  - ".join(["the adapter is refused:", *error.problems])) from None
+        raise failure("\n  - ".join(["the adapter is refused:", *error.problems]), status) from None
     except ValidationError as error:
-        raise _failure(_settings_problems(error)) from None
+        raise failure(_settings_problems(error), status) from None
     except (TenantsError, RegistryError, AdapterError, CommandFailed) as error:
-        raise _failure(str(error)) from None
+        raise failure(str(error), status) from None
 
 
 class CommandFailed(Exception):
@@ -107,9 +107,10 @@ async def _with_database(work: Callable[[CommandContext], Awaitable[T]], setting
         await database.close()
 
 
-def _failure(message: str) -> typer.Exit:
+def failure(message: str, status: int = 1) -> typer.Exit:
+    """Tell why a command ends without having done its work."""
     typer.echo(f"error: {message}", err=True)
-    return typer.Exit(1)
+    return typer.Exit(status)
 
 
 def _settings_problems(error: Any) -> str:  # noqa: ANN401  pydantic is imported only when needed

@@ -1,0 +1,156 @@
+"""`loraplex serve`, `gateway`, `worker`: the processes that serve."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from loraplex.platform.cli.context import DatabaseUrl, DataDir, failure, reporting_errors
+
+if TYPE_CHECKING:
+    from loraplex.platform.serve import Ready
+    from loraplex.platform.settings import Settings
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")]
+Port = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. [default: 8000]")
+]
+Model = Annotated[
+    str | None, typer.Option(help="Base model: a folder, a hub name, or `demo`. [default: demo]")
+]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Where the model runs.")
+]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Arithmetic of the model."),
+]
+WorkerAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="Where gateway and worker meet: unix:PATH or tcp://HOST:PORT. "
+        "Default: worker.sock in the data directory.",
+        show_default=False,
+    ),
+]
+EXIT_INTERRUPTED = 130
+
+
+def serve(
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line when ready, for scripts.")
+    ] = False,
+) -> None:
+    """Serve on this machine: gateway, worker, and a demo to try. Stop with Ctrl-C."""
+    with _starting():
+        settings = _settings(
+            host=host,
+            port=port,
+            data_dir=data_dir,
+            database_url=database_url,
+            model=model,
+            device=device,
+            dtype=dtype,
+        )
+        from loraplex.platform.serve import serve as run
+
+        if not as_json:
+            typer.echo(f"Starting; data is kept in {settings.data_dir.resolve()}", err=True)
+        asyncio.run(run(settings, _print_json if as_json else _print_welcome))
+        if not as_json:
+            typer.echo("Stopped; all requests were settled.", err=True)
+
+
+def gateway(
+    host: Host = None,
+    port: Port = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+    worker_address: WorkerAddress = None,
+) -> None:
+    """Serve HTTP over a worker that runs elsewhere (`loraplex worker`)."""
+    with _starting():
+        settings = _settings(
+            host=host,
+            port=port,
+            data_dir=data_dir,
+            database_url=database_url,
+            worker_address=worker_address,
+        )
+        from loraplex.platform.gateway import run_gateway
+
+        asyncio.run(run_gateway(settings, lambda url: typer.echo(f"Gateway on {url}", err=True)))
+
+
+def worker(
+    data_dir: DataDir = None,
+    model: Model = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    worker_address: WorkerAddress = None,
+    stop_with_parent: Annotated[
+        bool, typer.Option(help="End when standard input ends, that is with the parent.")
+    ] = False,
+) -> None:
+    """Run the engine: one base model and the adapters of the data directory."""
+    from loraplex.platform.supervisor import START_REFUSED
+
+    with _starting(START_REFUSED):
+        settings = _settings(
+            data_dir=data_dir,
+            model=model,
+            device=device,
+            dtype=dtype,
+            worker_address=worker_address,
+        )
+        from loraplex.platform.settings import prepare_worker_environment
+
+        prepare_worker_environment()
+        from loraplex.platform.worker import run_worker
+
+        run_worker(settings, stop_with_parent=stop_with_parent)
+
+
+def _settings(**given: Any) -> "Settings":  # noqa: ANN401  each option has its own type
+    from loraplex.platform.log import configure_logging
+    from loraplex.platform.settings import Settings
+
+    settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    configure_logging(settings.log_level)
+    return settings
+
+
+@contextmanager
+def _starting(status: int = 1) -> Iterator[None]:
+    """Tell in one line why a process cannot start; `status` is the exit status then."""
+    from loraplex.engine.errors import EngineError
+    from loraplex.platform.demo.base import DemoModelMissing
+    from loraplex.platform.gateway import PortInUse
+    from loraplex.platform.supervisor import WorkerRefusedStart
+
+    try:
+        with reporting_errors(status):
+            yield
+    except (EngineError, DemoModelMissing, PortInUse, WorkerRefusedStart, OSError) as error:
+        raise failure(str(error), status) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _print_json(ready: "Ready") -> None:
+    typer.echo(ready.as_json())
+
+
+def _print_welcome(ready: "Ready") -> None:
+    from loraplex.platform.welcome import welcome
+
+    typer.echo(welcome(ready))

@@ -1,0 +1,121 @@
+"""The gateway's process: its HTTP server over a database, quotas and one worker's stream."""
+
+import asyncio
+import math
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from loraplex.engine.client import StreamClient
+from loraplex.platform.app import create_app
+from loraplex.platform.services import Resources
+from loraplex.platform.settings import Settings
+from loraplex.platform.stream import stream_address
+from loraplex.tenants.db import Database, migrate
+from loraplex.tenants.limits import Limits
+from loraplex.tenants.quotas import MemoryQuotas
+from loraplex.tenants.secret import confirm_secret, load_secret
+
+
+class PortInUse(Exception):
+    """The gateway's address cannot be listened on; the message has the remedy."""
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Bind the gateway's address before anything slow is started. Raises PortInUse."""
+    try:
+        return socket.create_server((settings.host, settings.port), backlog=1024)
+    except OSError as error:
+        raise PortInUse(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; stop what listens "
+            "there, or choose another port with --port (0 takes a free one)"
+        ) from error
+
+
+@asynccontextmanager
+async def open_resources(settings: Settings) -> AsyncIterator[Resources]:
+    """Open the database and the stream to the worker; close them at the end."""
+    given = settings.secret
+    pepper = load_secret(settings.data_dir, given.get_secret_value() if given else None)
+    database = Database.open(settings.resolved_database_url)
+    address, security = stream_address(settings)
+    engine = StreamClient(address, security, settings.stream_buffer_events)
+    try:
+        await migrate(database)
+        async with database.session() as session:
+            await confirm_secret(session, pepper)
+        engine.start()
+        yield Resources(
+            settings=settings,
+            database=database,
+            quotas=MemoryQuotas(_default_limits(settings), time.monotonic_ns),
+            engine=engine,
+            pepper=pepper,
+            clock=time.time,
+            entropy=secrets.token_bytes,
+            registry=CollectorRegistry(),
+        )
+    finally:
+        await engine.close()
+        await database.close()
+
+
+class GatewayServer(uvicorn.Server):
+    """An HTTP server that says when it accepts connections, and drains before it ends."""
+
+    def __init__(self, resources: Resources, listener: socket.socket) -> None:
+        self._listener = listener
+        self._on_started: Callable[[], None] = lambda: None
+        super().__init__(
+            uvicorn.Config(
+                create_app(resources),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="on",
+                timeout_graceful_shutdown=math.ceil(resources.settings.drain_timeout_s),
+            )
+        )
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        host, port = self._listener.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def run(self, on_started: Callable[[], None]) -> None:
+        """Serve until SIGINT or SIGTERM, then finish what is open; a second signal ends it now."""
+        self._on_started = on_started
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # The server raises its signal again when it has drained; its work is done by then.
+            loop.add_signal_handler(number, lambda: None)
+        await self.serve(sockets=[self._listener])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections, and say so."""
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._on_started()
+
+
+async def run_gateway(settings: Settings, announce: Callable[[str], None]) -> None:
+    """`loraplex gateway`: serve over a worker that runs elsewhere."""
+    with listen(settings) as listener:
+        async with open_resources(settings) as resources:
+            server = GatewayServer(resources, listener)
+            await server.run(lambda: announce(server.url))
+
+
+def _default_limits(settings: Settings) -> Limits:
+    return Limits(
+        requests_per_minute=settings.requests_per_minute,
+        tokens_per_minute=settings.tokens_per_minute,
+        concurrency=settings.concurrency,
+    )

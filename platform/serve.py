@@ -1,0 +1,76 @@
+"""`loraplex serve`: a gateway and its worker on one machine, ready to be used."""
+
+import asyncio
+import json
+from asyncio import Task
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loraplex.platform.demo.base import demo_model_dir, find_gguf
+from loraplex.platform.demo.seed import SeededTenant, seed
+from loraplex.platform.gateway import GatewayServer, listen, open_resources
+from loraplex.platform.services import Resources
+from loraplex.platform.settings import Settings
+from loraplex.platform.supervisor import WorkerSupervisor
+
+WORKER_STOP_S = 10.0
+"""What the worker gets to end, after the gateway has drained."""
+DEMO_MODEL = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a person or a script needs in order to send the first request."""
+
+    url: str
+    tenants: tuple[SeededTenant, ...]
+    base_model: str
+
+    def as_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+
+async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
+    """Serve until a signal ends it; `announce` is called once requests can be sent.
+
+    Raises PortInUse, DemoModelMissing, WorkerRefusedStart and what opening the database raises.
+    """
+    if settings.model == DEMO_MODEL and not demo_model_dir(settings.data_dir).exists():
+        find_gguf()  # fails now, with its remedy, rather than in the worker a minute later
+    with listen(settings) as listener:
+        async with open_resources(settings) as resources:
+            supervisor = WorkerSupervisor(settings)
+            server = GatewayServer(resources, listener)
+            try:
+                await _first_to_end(
+                    supervisor.run(), _serve_when_ready(resources, server, announce)
+                )
+            finally:
+                await supervisor.stop(WORKER_STOP_S)
+
+
+async def _serve_when_ready(
+    resources: Resources, server: GatewayServer, announce: Callable[[Ready], None]
+) -> None:
+    await resources.engine.wait_connected()
+    settings = resources.settings
+    tenants: list[SeededTenant] = []
+    if settings.model == DEMO_MODEL:
+        tenants = await seed(resources, demo_model_dir(settings.data_dir))
+    ready = Ready(server.url, tuple(tenants), resources.engine.model.name)
+    await server.run(lambda: announce(ready))
+
+
+async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all until one ends; end the others and pass on what it raised."""
+    tasks: list[Task[None]] = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,38 @@
+"""What `loraplex serve` tells a person once requests can be sent."""
+
+from loraplex.platform.serve import Ready
+
+EXAMPLE = (
+    "Hi, I was charged twice for order 48213 and nobody answers my mails. Please refund one of "
+    "the two payments. Maria Lopez"
+)
+
+
+def welcome(ready: Ready) -> str:
+    """The address, each tenant's key and models, and a request to paste."""
+    lines = ["", f"Loraplex serves {ready.base_model} on {ready.url}", ""]
+    for tenant in ready.tenants:
+        lines.append(f"  tenant {tenant.name}")
+        lines.append(f"    key     {tenant.key or 'revoked; make one with: loraplex key create'}")
+        lines.append(f"    models  {', '.join((*tenant.adapters, ready.base_model))}")
+        lines.append("")
+    usable = next((tenant for tenant in ready.tenants if tenant.key and tenant.adapters), None)
+    if usable is None:
+        lines += [
+            "Make a tenant, a key and a model of its own:",
+            "  loraplex tenant create NAME",
+            "  loraplex key create NAME",
+            "  loraplex adapter push NAME/ADAPTER DIR",
+        ]
+    else:
+        lines += ["Try it:", *_curl(ready.url, usable.key or "", usable.adapters[0])]
+    return "\n".join([*lines, "", "Ctrl-C drains and stops.", ""])
+
+
+def _curl(url: str, key: str, model: str) -> list[str]:
+    message = f'[{{"role": "user", "content": "{EXAMPLE}"}}]'
+    return [
+        f"  curl {url}/v1/chat/completions \\",
+        f"    -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\",
+        f'    -d \'{{"model": "{model}", "temperature": 0, "messages": {message}}}\'',
+    ]

@@ -1,0 +1,12 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.walk.served import Served, serving
+
+
+@pytest.fixture(scope="session")
+def served(demo_data_dir: Path) -> Iterator[Served]:
+    """The demo, served once for all tests that leave it as they found it."""
+    with serving(demo_data_dir) as served:
+        yield served

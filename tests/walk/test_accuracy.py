@@ -1,0 +1,43 @@
+"""The demo's adapters are useful: right on held-out items through the API, where the base is not."""
+
+import asyncio
+
+import httpx
+import pytest
+from tests.walk.served import Served
+
+from loraplex.platform.demo.accuracy import score
+from loraplex.platform.demo.tasks.catalog import TASKS
+from loraplex.platform.demo.tasks.task import Task
+
+CONCURRENCY = 16
+
+
+async def answers(served: Served, task: Task, model: str) -> list[str]:
+    """Ask all held-out items of a task, some at a time."""
+    free = asyncio.Semaphore(CONCURRENCY)
+    headers = {"Authorization": f"Bearer {served.key(task.tenant)}"}
+    async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=300) as client:
+
+        async def ask(messages: list[dict[str, str]]) -> str:
+            body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 64}
+            async with free:
+                reply = await client.post("/v1/chat/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            return reply.json()["choices"][0]["message"]["content"]
+
+        return await asyncio.gather(*(ask(item.messages) for item in task.held_out()))
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.model)
+async def test_an_adapter_answers_at_least_95_per_cent_of_held_out_items_exactly(
+    served: Served, task: Task
+) -> None:
+    accuracy = score(task, await answers(served, task, task.model))
+    assert accuracy.fraction >= 0.95, accuracy.misses
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.model)
+async def test_the_base_model_alone_is_far_below(served: Served, task: Task) -> None:
+    accuracy = score(task, await answers(served, task, served.base_model))
+    assert accuracy.fraction <= 0.2

@@ -1,7 +1,9 @@
 """Attention of a packed batch over keys and values that lie in blocks."""
 
+import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -36,9 +38,16 @@ def allocate_kv_cache(
     key_dim, value_dim = head_dims
     shape = (layout.num_blocks + 1, layout.block_size, kv_heads)
     return KvCache(
-        torch.zeros(*shape, key_dim, dtype=dtype, device=device),
-        torch.zeros(*shape, value_dim, dtype=dtype, device=device),
+        _zeros((*shape, key_dim), dtype, device), _zeros((*shape, value_dim), dtype, device)
     )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that on a CPU take memory only where they are written: a large pool costs no time."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
 def paged_attention(

@@ -1,12 +1,16 @@
 """When each key was last used: noted in memory, written to the database now and then."""
 
 import asyncio
+import logging
 from datetime import datetime
 
 from sqlalchemy import or_, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex.tenants.db import Database
 from loraplex.tenants.tables import ApiKey
+
+_log = logging.getLogger(__name__)
 
 
 class LastUsed:
@@ -34,9 +38,15 @@ class LastUsed:
         try:
             while True:
                 await asyncio.sleep(interval_s)
-                await self.flush(database)
+                await self._try_to_flush(database)
         finally:
+            await self._try_to_flush(database)
+
+    async def _try_to_flush(self, database: Database) -> None:
+        try:
             await self.flush(database)
+        except SQLAlchemyError as error:
+            _log.warning("when keys were last used could not be written: %s", error)
 
 
 async def _write(database: Database, noted: dict[str, datetime]) -> None:

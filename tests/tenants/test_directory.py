@@ -1,0 +1,125 @@
+"""Tenants: names, ranges and status."""
+
+import secrets
+from datetime import datetime, timedelta
+
+import pytest
+
+from loraplex.tenants import directory
+from loraplex.tenants.db import Database
+from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.errors import NameInvalid, TenantExists, TenantNotFound, ValueRefused
+from loraplex.tenants.ids import new_id
+from loraplex.tenants.limits import Limits, TenantLimits
+
+
+async def create(
+    database: Database, name: str, now: datetime, weight: float = 1.0, **limits: int
+) -> TenantRecord:
+    async with database.session() as session:
+        return await directory.create(
+            session, name, now, secrets.token_bytes, weight, TenantLimits(**limits)
+        )
+
+
+async def test_a_tenant_is_found_by_name_and_by_id(database: Database, now: datetime) -> None:
+    made = await create(database, "acme", now, weight=2.5, concurrency=7)
+    async with database.reader() as session:
+        assert await directory.get_by_name(session, "acme") == made
+        assert await directory.get(session, made.id) == made
+    assert (made.status, made.weight, made.limits) == ("active", 2.5, TenantLimits(concurrency=7))
+
+
+async def test_a_tenant_that_is_not_there_is_not_found(database: Database) -> None:
+    async with database.reader() as session:
+        with pytest.raises(TenantNotFound):
+            await directory.get_by_name(session, "nobody")
+        with pytest.raises(TenantNotFound):
+            await directory.get(session, "tnt_nobody")
+
+
+async def test_a_name_is_taken_once(database: Database, now: datetime) -> None:
+    await create(database, "acme", now)
+    with pytest.raises(TenantExists):
+        await create(database, "acme", now)
+
+
+@pytest.mark.parametrize("name", ["a", "0", "a" * 40, "a-b-3"])
+async def test_a_slug_is_a_name(database: Database, now: datetime, name: str) -> None:
+    assert (await create(database, name, now)).name == name
+
+
+@pytest.mark.parametrize("name", ["", "A", "a b", "-a", "a/b", "a@1", "é", "a\n", "a" * 41])
+async def test_anything_else_is_not_a_name(database: Database, now: datetime, name: str) -> None:
+    with pytest.raises(NameInvalid):
+        await create(database, name, now)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf"), 1e7])
+async def test_a_weight_out_of_range_is_refused(
+    database: Database, now: datetime, weight: float
+) -> None:
+    with pytest.raises(ValueRefused) as refused:
+        await create(database, "acme", now, weight=weight)
+    assert refused.value.field == "weight"
+
+
+@pytest.mark.parametrize("field", ["requests_per_minute", "tokens_per_minute", "concurrency"])
+@pytest.mark.parametrize("value", [0, -1, 2_000_000_001])
+async def test_a_limit_out_of_range_is_refused(
+    database: Database, now: datetime, field: str, value: int
+) -> None:
+    with pytest.raises(ValueRefused) as refused:
+        await create(database, "acme", now, **{field: value})
+    assert refused.value.field == field
+
+
+async def test_tenants_are_listed_by_name(database: Database, now: datetime) -> None:
+    for name in ("b", "a", "c"):
+        await create(database, name, now)
+    async with database.reader() as session:
+        assert [t.name for t in await directory.list_tenants(session)] == ["a", "b", "c"]
+
+
+async def test_suspending_and_resuming_can_be_repeated(
+    database: Database, acme: TenantRecord
+) -> None:
+    async with database.session() as session:
+        for change, status in (
+            (directory.suspend, "suspended"),
+            (directory.suspend, "suspended"),
+            (directory.resume, "active"),
+            (directory.resume, "active"),
+        ):
+            assert (await change(session, "acme")).status == status
+
+
+async def test_an_unknown_tenant_cannot_be_suspended(database: Database) -> None:
+    with pytest.raises(TenantNotFound):
+        async with database.session() as session:
+            await directory.suspend(session, "nobody")
+
+
+def test_ids_sort_by_time(now: datetime) -> None:
+    ids = [
+        new_id("tnt", now + timedelta(milliseconds=i), bytes([255 - i]).__mul__) for i in range(20)
+    ]
+    assert ids == sorted(ids)
+
+
+def test_an_id_is_a_uuid_of_version_7(now: datetime) -> None:
+    prefix, _, digits = new_id("tnt", now, lambda n: b"\xff" * n).partition("_")
+    assert prefix == "tnt"
+    assert int(digits[:12], 16) == int(now.timestamp() * 1000)
+    assert (digits[12], digits[16]) == ("7", "b")
+
+
+def test_defaults_stand_in_for_limits_that_a_tenant_lacks() -> None:
+    defaults = Limits(1, 2, 3)
+    assert TenantLimits().over(defaults) == defaults
+    assert TenantLimits(tokens_per_minute=9).over(defaults) == Limits(1, 9, 3)
+
+
+def test_a_platform_limit_of_nothing_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        Limits(1, 0, 1)

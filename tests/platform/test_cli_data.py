@@ -1,0 +1,375 @@
+"""The commands for tenants, keys, adapters, usage and migrations, as an operator types them."""
+
+import asyncio
+import json
+import re
+import secrets
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from click.testing import Result
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from loraplex.adapters.storage import AdapterStore
+from loraplex.platform.cli import adapter, key, migrate, tenant, usage
+from loraplex.tenants import api_keys, directory, ledger
+from loraplex.tenants.db import Database
+from loraplex.tenants.ledger import UsageRecord
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HIDDEN = 8
+
+app = typer.Typer()
+app.add_typer(tenant.app, name="tenant")
+app.add_typer(key.app, name="key")
+app.add_typer(adapter.app, name="adapter")
+app.add_typer(usage.app, name="usage")
+app.command("migrate")(migrate.migrate)
+
+
+class Shell:
+    """Runs commands on one data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments, "--data-dir", str(self.data_dir)])
+
+    def out(self, *arguments: str) -> str:
+        result = self.run(*arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def rows(self, *arguments: str) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.out(*arguments, "--json").splitlines()]
+
+    def failure(self, *arguments: str) -> str:
+        result = self.run(*arguments)
+        assert result.exit_code == 1, result.output
+        assert result.stdout == ""
+        return result.stderr
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "data")
+
+
+@pytest.fixture
+def acme(shell: Shell) -> Shell:
+    shell.out("tenant", "create", "acme")
+    return shell
+
+
+def test_a_tenant_is_listed_with_its_limits(shell: Shell) -> None:
+    shell.out("tenant", "create", "acme", "--weight", "2", "--requests-per-minute", "5")
+    header, line = shell.out("tenant", "list").splitlines()
+    assert line.split()[:6] == ["acme", "active", "2", "5", "default", "default"]
+    assert header.index("STATUS") == line.index("active")
+
+
+def test_an_empty_list_says_what_to_do(shell: Shell) -> None:
+    assert "loraplex tenant create NAME" in shell.out("tenant", "list")
+
+
+def test_lists_for_programs_are_one_object_a_line(shell: Shell) -> None:
+    assert shell.rows("tenant", "list") == []
+    for name in ("b", "a"):
+        shell.out("tenant", "create", name)
+    assert [row["name"] for row in shell.rows("tenant", "list")] == ["a", "b"]
+
+
+def test_a_tenant_can_be_suspended_and_resumed(acme: Shell) -> None:
+    acme.out("tenant", "suspend", "acme")
+    assert acme.rows("tenant", "list")[0]["status"] == "suspended"
+    acme.out("tenant", "resume", "acme")
+    assert acme.rows("tenant", "list")[0]["status"] == "active"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["tenant", "create", "acme"], "exists already"),
+        (["tenant", "create", "Acme"], "not valid"),
+        (["tenant", "create", "b", "--weight", "nan"], "weight"),
+        (["tenant", "suspend", "nobody"], "no tenant 'nobody'"),
+        (["key", "create", "nobody"], "no tenant 'nobody'"),
+        (["key", "revoke", "acme", "nothing"], "no key 'nothing'"),
+        (["usage", "show", "--tenant", "nobody"], "no tenant 'nobody'"),
+        (["adapter", "list", "nobody"], "no tenant 'nobody'"),
+        (["adapter", "push", "acme/a", "."], "loraplex serve"),
+    ],
+)
+def test_an_expected_error_is_one_line(acme: Shell, arguments: list[str], reason: str) -> None:
+    error = acme.failure(*arguments)
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert reason in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tenant", "create"],
+        ["key", "list", "acme", "--nonsense"],
+        ["usage", "show"],
+        ["adapter", "push", "acme", "."],
+        ["usage", "show", "--tenant", "a", "--limit", "0"],
+    ],
+)
+def test_wrong_usage_exits_with_two(shell: Shell, arguments: list[str]) -> None:
+    assert shell.run(*arguments).exit_code == 2
+
+
+def test_an_unexpected_error_keeps_its_traceback(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "list_tenants", lambda _session: 1 / 0)
+    assert isinstance(shell.run("tenant", "list").exception, ZeroDivisionError)
+
+
+def test_a_new_key_alone_is_on_standard_output(acme: Shell) -> None:
+    result = acme.run("key", "create", "acme")
+    assert re.fullmatch(r"lpx_\w{17}_\w{49}\n", result.stdout)
+    assert "shown once" in result.stderr
+
+
+def test_a_new_key_authenticates_its_tenant(acme: Shell) -> None:
+    async def verify() -> str:
+        database = Database.open(f"sqlite+aiosqlite:///{acme.data_dir / 'loraplex.db'}")
+        pepper = (acme.data_dir / "secret").read_bytes().strip()
+        async with database.reader() as session:
+            principal = await api_keys.verify(session, str(made["key"]), pepper, NOON)
+        await database.close()
+        return principal.tenant_name
+
+    (made,) = acme.rows("key", "create", "acme")
+    assert asyncio.run(verify()) == made["tenant"] == "acme"
+
+
+def test_keys_are_listed_with_their_status_and_without_themselves(acme: Shell) -> None:
+    (first,) = acme.rows("key", "create", "acme", "--label", "ci", "--expires-in-days", "3")
+    (second,) = acme.rows("key", "create", "acme")
+    acme.out("key", "revoke", "acme", str(second["key_id"]))
+    listed = {row["key_id"]: row for row in acme.rows("key", "list", "acme")}
+    assert listed[first["key_id"]]["status"] == "active"
+    assert listed[second["key_id"]]["status"] == "revoked"
+    text = acme.out("key", "list", "acme")
+    assert "ci" in text
+    assert str(first["key"]) not in text
+
+
+def test_no_key_is_made_with_a_secret_that_no_other_key_has(
+    acme: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme.out("key", "create", "acme")
+    monkeypatch.setenv("LORAPLEX_SECRET", "another secret" * 4)
+    assert "not the one" in acme.failure("key", "create", "acme")
+
+
+def add_usage(shell: Shell, count: int) -> None:
+    """Append records of one request an hour."""
+
+    async def add() -> None:
+        database = Database.open(f"sqlite+aiosqlite:///{shell.data_dir / 'loraplex.db'}")
+        async with database.session() as session:
+            acme = await directory.get_by_name(session, "acme")
+            made = await api_keys.mint(session, acme, "", bytes(32), NOON, secrets.token_bytes)
+            for i in range(count):
+                accepted_at = NOON + timedelta(hours=i)
+                await ledger.append(
+                    session,
+                    UsageRecord(
+                        request_id=f"r{i}",
+                        tenant_id=acme.id,
+                        key_id=made.key_id,
+                        requested_model="acme/support",
+                        model="acme/support@1",
+                        adapter_digest="d1",
+                        prompt_tokens=12,
+                        cached_tokens=8,
+                        completion_tokens=5,
+                        finish_reason="stop",
+                        accepted_at=accepted_at,
+                        first_token_at=None,
+                        finished_at=accepted_at + timedelta(seconds=1),
+                        queue_ms=1.25,
+                    ),
+                )
+        await database.close()
+
+    asyncio.run(add())
+
+
+def test_usage_for_programs_has_one_request_a_line(acme: Shell) -> None:
+    add_usage(acme, 2)
+    first, second = acme.rows("usage", "show", "--tenant", "acme")
+    key_id = first.pop("key_id")
+    assert first == {
+        "request_id": "r0",
+        "tenant": "acme",
+        "model": "acme/support@1",
+        "adapter_digest": "d1",
+        "prompt_tokens": 12,
+        "cached_tokens": 8,
+        "completion_tokens": 5,
+        "finish_reason": "stop",
+        "accepted_at": "2026-03-01T12:00:00+00:00",
+        "first_token_at": None,
+        "finished_at": "2026-03-01T12:00:01+00:00",
+        "queue_ms": 1.25,
+    }
+    assert (second["request_id"], second["key_id"]) == ("r1", key_id)
+
+
+def test_usage_for_people_is_a_table(acme: Shell) -> None:
+    add_usage(acme, 1)
+    header, line = acme.out("usage", "show", "--tenant", "acme").splitlines()
+    assert line.split() == [
+        "2026-03-01",
+        "12:00:00",
+        "r0",
+        "acme/support@1",
+        "12",
+        "8",
+        "5",
+        "stop",
+        "1.25",
+    ]
+    assert header.index("PROMPT") + len("PROMPT") == line.index("12  ") + 2
+
+
+def test_usage_is_selected_by_time_in_utc(acme: Shell) -> None:
+    add_usage(acme, 3)
+    hours = ("--since", "2026-03-01T13:00:00", "--until", "2026-03-01T14:00:00")
+    rows = acme.rows("usage", "show", "--tenant", "acme", *hours)
+    assert [row["request_id"] for row in rows] == ["r1"]
+
+
+def test_usage_beyond_the_limit_is_left_out_with_a_note(acme: Shell) -> None:
+    add_usage(acme, 3)
+    result = acme.run("usage", "show", "--tenant", "acme", "--limit", "2", "--json")
+    assert [json.loads(line)["request_id"] for line in result.stdout.splitlines()] == ["r1", "r2"]
+    assert "newest 2" in result.stderr
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny-base"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"tie_word_embeddings": false}')
+    weight = np.zeros((HIDDEN, HIDDEN), dtype=np.float32)
+    save_file({"model.layers.0.self_attn.q_proj.weight": weight}, folder / "model.safetensors")
+    return folder
+
+
+def make_checkpoint(folder: Path, value: float, target: str = "q_proj") -> str:
+    folder.mkdir()
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": [target],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    module = f"base_model.model.model.layers.0.self_attn.{target}"
+    tensors = {
+        f"{module}.lora_A.weight": np.full((2, HIDDEN), value, dtype=np.float32),
+        f"{module}.lora_B.weight": np.full((HIDDEN, 2), value, dtype=np.float32),
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return str(folder)
+
+
+def test_a_pushed_adapter_is_stored_and_published(acme: Shell, base: Path, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", 0.5)
+    said = acme.out("adapter", "push", "acme/support", checkpoint, "--model", str(base))
+    (row,) = acme.rows("adapter", "list", "acme")
+    assert said.startswith("Published acme/support@1 (rank 2, 128 bytes, ")
+    assert (row["model"], row["version"], row["base_model"]) == ("acme/support", 1, "tiny-base")
+    assert AdapterStore(acme.data_dir / "adapters").open(str(row["digest"])).is_dir()
+
+
+def test_without_a_model_the_one_that_was_served_last_counts(
+    acme: Shell, base: Path, tmp_path: Path
+) -> None:
+    (acme.data_dir / "base.json").write_text(json.dumps({"name": "served", "path": str(base)}))
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", 0.5)
+    (pushed,) = acme.rows("adapter", "push", "acme/support", checkpoint)
+    assert pushed["base_model"] == "served"
+    (again,) = acme.rows("adapter", "push", "acme/support", checkpoint, "--model", str(base))
+    assert again == pushed
+
+
+def test_pushing_old_bytes_again_says_what_the_name_still_means(
+    acme: Shell, base: Path, tmp_path: Path
+) -> None:
+    old = make_checkpoint(tmp_path / "old", 0.5)
+    new = make_checkpoint(tmp_path / "new", 0.25)
+    for checkpoint in (old, new):
+        acme.out("adapter", "push", "acme/support", checkpoint, "--model", str(base))
+    result = acme.run("adapter", "push", "acme/support", old, "--model", str(base))
+    assert "acme/support@1" in result.stdout
+    assert "still means acme/support@2" in result.stderr
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_with_every_problem(
+    acme: Shell, base: Path, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", 0.5, target="other_proj")
+    config = tmp_path / "checkpoint" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True, "zzz": 1}))
+    error = acme.failure("adapter", "push", "acme/support", checkpoint, "--model", str(base))
+    assert error.startswith("error: the adapter is refused:\n  - ")
+    assert "use_dora" in error
+    assert "zzz" in error
+    assert acme.rows("adapter", "list", "acme") == []
+
+
+def test_a_record_of_the_base_model_that_is_broken_is_named(acme: Shell, tmp_path: Path) -> None:
+    (acme.data_dir / "base.json").write_text("{")
+    assert "base.json cannot be read" in acme.failure("adapter", "push", "acme/a", str(tmp_path))
+
+
+def test_a_store_that_cannot_be_written_is_named(acme: Shell, base: Path, tmp_path: Path) -> None:
+    (acme.data_dir / "adapters").write_text("in the way")
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", 0.5)
+    error = acme.failure("adapter", "push", "acme/a", checkpoint, "--model", str(base))
+    assert "cannot be stored" in error
+
+
+def test_migrating_can_be_repeated(shell: Shell) -> None:
+    assert "up to date" in shell.out("migrate")
+    assert "up to date" in shell.out("migrate")
+
+
+def test_settings_of_the_environment_count(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'elsewhere.db'}"
+    monkeypatch.setenv("LORAPLEX_DATABASE_URL", url)
+    assert url in shell.out("migrate")
+
+
+def test_a_setting_that_is_wrong_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LORAPLEX_PORT", "high")
+    assert shell.failure("migrate").startswith("error: the settings are not valid: port")
+
+
+def test_the_commands_import_nothing_heavy_before_one_runs() -> None:
+    program = (
+        "import sys; from loraplex.platform.cli import adapter, key, migrate, tenant, usage; "
+        "print(*{'sqlalchemy', 'alembic', 'pydantic', 'numpy', 'torch'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""

@@ -39,7 +39,7 @@ SQL: Final = Task(
         rank=16,
         alpha=32,
         target_modules=("q_proj", "v_proj", "o_proj"),
-        steps=70,
+        steps=80,
         learning_rate=1e-3,
     ),
     train_patterns=TRAIN_PATTERNS,

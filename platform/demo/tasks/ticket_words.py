@@ -18,6 +18,25 @@ class TicketWords:
     products: tuple[str, ...]
 
 
+def _joined(starts: str, ends: str, between: str = "") -> tuple[str, ...]:
+    return tuple(start + between + end for start in starts.split() for end in ends.split())
+
+
+# Made-up values by the hundred: with the few real ones alone, the model learns them by heart
+# instead of copying what the message says.
+_STARTS: Final = (
+    "Al Bar Cas Dor El Fen Gar Hol Is Jor Kel Lor Mar Nor Or Pel Quin Ros Sel Tal Ul Vel Wes"
+)
+_FIRST_NAMES: Final = _joined(_STARTS, "a ia in en ette ric o us")
+_LAST_NAMES: Final = _joined(_STARTS, "berg man son ini ez ova ley sen eau ski ton idis")
+_CITIES: Final = _joined(_STARTS, "ville burg ton a ano mouth field stad ona ia ford heim")
+_PRODUCTS: Final = _joined(
+    "steel red wooden travel baby paper glass solar folding leather summer dog wireless silk",
+    "bowl table sweater drone umbrella pillow hammer vase scooter belt clock printer basket gloves"
+    " notebook carpet pan radio jar cabinet",
+    between=" ",
+)
+
 TRAIN_WORDS: Final = TicketWords(
     frames_by_content=(
         (
@@ -91,22 +110,26 @@ TRAIN_WORDS: Final = TicketWords(
         *("Ana", "Ben", "Clara", "David", "Elena", "Farid", "Grace", "Hugo", "Irene", "Jonas"),
         *("Karin", "Liam", "Maria", "Nadia", "Oscar", "Paula", "Rosa", "Samuel", "Tara", "Victor"),
         *("Yara", "Omar", "Julia", "Peter", "Mei", "Ravi", "Chloe", "Marco", "Aisha", "Erik"),
+        *_FIRST_NAMES,
     ),
     last_names=(
         *("Silva", "Meyer", "Rossi", "Novak", "Haddad", "Jensen", "Dubois", "Garcia", "Kowalski"),
         *("Brown", "Tanaka", "Patel", "Larsen", "Moreau", "Costa", "Weber", "Okafor", "Walker"),
         *("Bianchi", "Horvat", "Nguyen", "Schmidt", "Lopez", "Fischer", "Ivanov", "Khan", "Young"),
+        *_LAST_NAMES,
     ),
     cities=(
         *("Porto", "Lyon", "Berlin", "Madrid", "Oslo", "Vienna", "Prague", "Dublin", "Rome"),
         *("Boston", "Chicago", "Athens", "Warsaw", "Geneva", "Leeds", "Toronto", "Hamburg"),
         *("Nice", "Turin", "Bergen", "Krakow", "Seville", "Denver", "Austin", "Ghent", "Malmo"),
+        *_CITIES,
     ),
     products=(
         *("desk lamp", "coffee grinder", "garden chair", "water bottle", "phone case", "backpack"),
         *("wool blanket", "bread knife", "wall clock", "bike helmet", "rain jacket", "tea kettle"),
         *("yoga mat", "plant pot", "toaster", "tent", "guitar stand", "speaker", "keyboard"),
         *("camera bag", "sleeping bag", "picture frame", "mirror", "blender", "bookshelf"),
+        *_PRODUCTS,
     ),
 )
 

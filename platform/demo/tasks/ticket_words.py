@@ -173,7 +173,7 @@ HELD_OUT_WORDS: Final = TicketWords(
             ),
         }
     ),
-    first_names=("Lena", "Thomas", "Sofia", "Amir", "Nora", "Felix", "Lucia", "Adam", "Emma"),
+    first_names=("Lena", "Thomas", "Sofia", "Amir", "Hanna", "Felix", "Lucia", "Adam", "Emma"),
     last_names=("Martin", "Larsson", "Romano", "Becker", "Santos", "Clarke", "Petrov", "Ali"),
     cities=("Lisbon", "Munich", "Paris", "Naples", "Seattle", "Bristol", "Zurich", "Valencia"),
     products=("floor lamp", "coffee machine", "suitcase", "winter jacket", "kitchen scale", "sofa"),

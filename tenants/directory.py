@@ -1,6 +1,5 @@
 """The tenants of the platform."""
 
-import math
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -124,7 +123,7 @@ async def _get(session: AsyncSession, condition: ColumnElement[bool], asked: str
 
 
 def _check_ranges(weight: float, limits: TenantLimits) -> None:
-    if not (math.isfinite(weight) and 0 < weight <= MAX_WEIGHT):
+    if not 0 < weight <= MAX_WEIGHT:
         raise ValueRefused(f"weight must be above 0 and at most 1,000,000, not {weight}.", "weight")
     for field in ("requests_per_minute", "tokens_per_minute", "concurrency"):
         value = getattr(limits, field)

@@ -6,6 +6,8 @@ import re
 import secrets
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -246,6 +248,16 @@ def test_usage_for_people_is_a_table(acme: Shell) -> None:
     assert header.index("PROMPT") + len("PROMPT") == line.index("12  ") + 2
 
 
+@pytest.fixture
+def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("tokyo")
 def test_usage_is_selected_by_time_in_utc(acme: Shell) -> None:
     add_usage(acme, 3)
     hours = ("--since", "2026-03-01T13:00:00", "--until", "2026-03-01T14:00:00")

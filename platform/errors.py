@@ -21,6 +21,7 @@ from sqlalchemy import exc as database_exc
 from starlette.exceptions import HTTPException
 
 from loraplex.adapters import errors as adapters
+from loraplex.adapters.registry import errors as registry
 from loraplex.engine import errors as engine
 from loraplex.tenants import errors as tenants
 
@@ -173,6 +174,9 @@ RULES: Mapping[type[Exception], Rule] = {
     # Adapters: uploads are checked by the command line, so here they are the server's fault.
     adapters.AdapterError: _INTERNAL,
     adapters.CheckpointInvalid: Rule(400, _REQUEST, "invalid_adapter"),
+    registry.RegistryError: _INTERNAL,
+    registry.ModelNotFound: Rule(404, _REQUEST, "model_not_found"),
+    registry.VersionConflict: Rule(409, "conflict_error", "version_conflict", headers=(_NO_RETRY,)),
     # The engine.
     engine.EngineError: _INTERNAL,
     engine.RequestRefused: Rule(400, _REQUEST, "invalid_value"),

@@ -102,7 +102,8 @@ class Prompts:
             case TokenIds(token_ids):
                 ids = self._checked(token_ids)
         if not ids:
-            raise InvalidRequest("The prompt is empty; send at least one token.", "prompt")
+            field = "messages" if isinstance(prompt, Chat) else "prompt"
+            raise InvalidRequest(f"{field} gives no token at all; send at least one.", field)
         return tuple(ids)
 
     def _encode_chat(self, messages: tuple[Message, ...]) -> list[int]:

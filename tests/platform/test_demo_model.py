@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.platform.demo.base import DemoModelMissing, demo_model_dir, find_gguf
+from loraplex.platform.demo.base import DemoModelMissing, find_gguf
 from loraplex.platform.demo.tasks.globex_sql import SQL
 from loraplex.platform.demo.tasks.task import Task
 
@@ -22,11 +22,9 @@ model_module = pytest.importorskip("loraplex.engine.model")
 train = pytest.importorskip("loraplex.platform.demo.train")
 
 
-@pytest.fixture(scope="session")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = demo_model_dir(tmp_path_factory.mktemp("data"))
-    model_module.convert_gguf(find_gguf(), folder)
-    return folder
+@pytest.fixture
+def converted(demo_model: Path) -> Path:
+    return demo_model
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""A gateway over a scripted engine and a real database, for the tests of this folder."""
+
+import asyncio
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from tests.platform.scripted_engine import ScriptedEngine, says
+from tests.platform.tiny_model import model_info
+
+from loraplex.adapters.registry.registry import Publication, publish
+from loraplex.platform.app import create_app
+from loraplex.platform.demo.base import demo_model_dir, find_gguf
+from loraplex.platform.services import Resources, Services
+from loraplex.platform.settings import Settings
+from loraplex.tenants import api_keys, directory
+from loraplex.tenants.db import Database, migrate
+from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.ledger import UsageRecord, list_usage
+from loraplex.tenants.limits import Limits
+from loraplex.tenants.quotas import MemoryQuotas
+
+PEPPER = b"p" * 32
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+DEFAULTS = Limits(requests_per_minute=10_000, tokens_per_minute=1_000_000, concurrency=1000)
+
+
+@dataclass
+class Gateway:
+    """A gateway in this process; `client` is without a socket and sends `key`."""
+
+    app: FastAPI
+    engine: ScriptedEngine
+    resources: Resources
+    tenant: TenantRecord
+    key: str
+    client: httpx.AsyncClient
+
+    @property
+    def services(self) -> Services:
+        services = self.app.state.services
+        assert isinstance(services, Services)
+        return services
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+    async def chat(self, **fields: object) -> httpx.Response:
+        return await self.client.post("/v1/chat/completions", json=chat_body(**fields))
+
+    async def complete(self, **fields: object) -> httpx.Response:
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 8} | fields
+        return await self.client.post("/v1/completions", json=body)
+
+    async def usage(self) -> list[UsageRecord]:
+        async with self.resources.database.reader() as session:
+            return await list_usage(session, self.tenant.id)
+
+    async def assert_all_settled(self) -> None:
+        """No request is open and no hold is left."""
+        await self.services.open_requests.drain(10)
+        assert len(self.services.open_requests) == 0
+        in_use = await self.resources.quotas.in_use(self.tenant.id)
+        assert (in_use.requests, in_use.tokens) == (0, 0)
+        await self.resources.quotas.check()
+
+    async def make_tenant(self, name: str, **limits: int) -> tuple[TenantRecord, str]:
+        return await make_tenant(self.resources, name, **limits)
+
+    async def publish(self, name: str, digest: str, tenant: TenantRecord | None = None) -> None:
+        publication = Publication(name, digest, 8, 1000, "tiny")
+        async with self.resources.database.session() as session:
+            await publish(session, (tenant or self.tenant).id, publication, NOW)
+
+
+def chat_body(**fields: object) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hello"}]
+    return {"model": "tiny", "messages": messages, "max_tokens": 8} | fields
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    return error
+
+
+async def make_tenant(resources: Resources, name: str, **limits: int) -> tuple[TenantRecord, str]:
+    async with resources.database.session() as session:
+        own = directory.TenantLimits(**limits)
+        tenant = await directory.create(session, name, NOW, secrets.token_bytes, limits=own)
+        key = await api_keys.mint(session, tenant, "test", PEPPER, NOW, secrets.token_bytes)
+    return tenant, key.text
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database file, to copy."""
+    path = tmp_path_factory.mktemp("migrated") / "loraplex.db"
+
+    async def make() -> None:
+        database = Database.open(f"sqlite+aiosqlite:///{path}")
+        await migrate(database)
+        await database.close()
+
+    asyncio.run(make())
+    return path
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path, max_body_bytes=100_000, drain_timeout_s=5)
+
+
+@pytest.fixture
+async def resources(settings: Settings, migrated: Path, tmp_path: Path) -> AsyncIterator[Resources]:
+    shutil.copy(migrated, tmp_path / "loraplex.db")
+    database = Database.open(settings.resolved_database_url)
+    engine = ScriptedEngine(model_info())
+    engine.answer = says("Hel", "lo", "!")
+    yield Resources(
+        settings=settings,
+        database=database,
+        quotas=MemoryQuotas(DEFAULTS, time.monotonic_ns),
+        engine=engine,
+        pepper=PEPPER,
+        clock=NOW.timestamp,
+        entropy=secrets.token_bytes,
+        registry=CollectorRegistry(),
+    )
+    await database.close()
+
+
+@pytest.fixture
+async def gateway(resources: Resources) -> AsyncIterator[Gateway]:
+    tenant, key = await make_tenant(resources, "acme")
+    app = create_app(resources)
+    engine = resources.engine
+    assert isinstance(engine, ScriptedEngine)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app),
+            base_url="http://gateway",
+            headers={"authorization": f"Bearer {key}"},
+        ) as client,
+    ):
+        yield Gateway(app, engine, resources, tenant, key, client)
+
+
+@pytest.fixture
+async def server(gateway: Gateway) -> AsyncIterator[str]:
+    """The gateway on a socket, with the server that production has; the address of its root."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        gateway.app, http="httptools", lifespan="off", log_config=None, access_log=False
+    )
+    running = uvicorn.Server(config)
+    serving = asyncio.create_task(running.serve(sockets=[listener]))
+    host, port = listener.getsockname()
+    yield f"http://{host}:{port}"
+    running.should_exit = True
+    await serving
+    listener.close()
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's base model, converted."""
+    # Slow to import, and needed by a few tests only.
+    from loraplex.engine.model import convert_gguf  # noqa: PLC0415
+
+    folder = demo_model_dir(tmp_path_factory.mktemp("data"))
+    convert_gguf(find_gguf(), folder)
+    return folder

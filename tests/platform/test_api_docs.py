@@ -1,0 +1,75 @@
+"""The documentation of the API says what the code does."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.platform.conftest import Gateway
+
+from loraplex.platform.api.chat_schema import ChatBody
+from loraplex.platform.api.completion_schema import CompletionBody
+from loraplex.platform.api.fields import (
+    NO_OP_FIELDS,
+    STREAM_NO_OP_FIELDS,
+    UNSUPPORTED_FIELDS,
+    UNSUPPORTED_MESSAGE_FIELDS,
+)
+from loraplex.platform.errors import RULES
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading, without its head."""
+    section = DOCUMENT.split(f"# {heading}\n")[1].split("\n#")[0]
+    table = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
+def test_fields_without_effect_are_the_documented_ones() -> None:
+    stream = {f"stream_options.{name}": why for name, why in STREAM_NO_OP_FIELDS.items()}
+    documented = {field.strip("`"): why for field, why in rows("Fields without effect")}
+    assert documented == {**NO_OP_FIELDS, **stream}
+
+
+def test_refused_fields_and_the_values_they_may_have_are_the_documented_ones() -> None:
+    documented = {
+        field.strip("`"): [json.loads(value) for value in re.findall(r"`(.*?)`", taken)]
+        for field, taken in rows("Fields that are refused")
+    }
+    inside = {f"messages[].{name}": v for name, v in UNSUPPORTED_MESSAGE_FIELDS.items()}
+    expected = {**UNSUPPORTED_FIELDS, **inside}
+    assert documented == {field: list(values) for field, values in expected.items()}
+
+
+def test_supported_fields_are_the_documented_ones() -> None:
+    documented = set(
+        re.findall(r"`([a-z_]+)(?:\.[a-z_]+)?`", "".join(r[0] for r in rows("Request fields")))
+    )
+    fields = ChatBody.model_fields.keys() | CompletionBody.model_fields.keys()
+    assert documented == fields
+
+
+def test_no_field_is_in_two_tables() -> None:
+    fields = ChatBody.model_fields.keys() | CompletionBody.model_fields.keys()
+    tables = [fields, NO_OP_FIELDS.keys(), UNSUPPORTED_FIELDS.keys()]
+    assert sum(map(len, tables)) == len(set().union(*tables))
+
+
+def test_codes_of_errors_are_documented() -> None:
+    documented = {cell for row in rows("Errors") for cell in re.findall(r"`([a-z_]+)`", row[1])}
+    of_uploads = {"invalid_adapter", "version_conflict"}
+    of_administration = {"tenant_exists", "tenant_not_found", "key_not_found"}
+    of_clients_that_left = {"client_closed_request", "slow_client"}
+    codes = {rule.code for rule in RULES.values() if rule.code is not None}
+    assert codes - of_uploads - of_administration - of_clients_that_left <= documented
+
+
+@pytest.mark.parametrize("what", ["limit", "remaining", "reset"])
+async def test_documented_headers_are_sent(gateway: Gateway, what: str) -> None:
+    headers = (await gateway.chat()).headers
+    for noun in ("requests", "tokens"):
+        name = f"x-ratelimit-{what}-{noun}"
+        assert f"`{name}`" in DOCUMENT
+        assert name in headers

@@ -17,6 +17,7 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
 )
+from transformers.utils import logging as transformers_logging
 
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.errors import ModelUnsupported
@@ -202,6 +203,7 @@ def test_a_truncated_file_is_refused(copied: Path) -> None:
 
 
 def test_loading_prints_nothing(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    transformers_logging.enable_progress_bar()
     load(llama)
     assert capfd.readouterr() == ("", "")
 

@@ -1,6 +1,8 @@
 """One step: tokens, failures that stay with their request, and a base that adapters leave alone."""
 
+import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -104,13 +106,29 @@ def test_linear_layers_keep_their_parameters_and_ties(runner: ModelRunner, folde
     assert network.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_an_adapter_ends_with_its_step_even_if_the_step_fails(runner: ModelRunner) -> None:
+def test_the_weights_of_an_adapter_are_free_once_its_step_is_over(runner: ModelRunner) -> None:
+    adapters = adapter(Q_PROJ, 64, 0.5)
+    weights = weakref.ref(adapters[KEY].pairs[Q_PROJ].a)
+    runner.run(runner.build(plan_of([chunk("red", 0, KEY)]), adapters))
+    assert weights() is not None
+    del adapters
+    assert weights() is None
+
+
+def test_a_step_that_fails_leaves_the_next_as_it_would_be(runner: ModelRunner) -> None:
     base = runner.build(plan_of([chunk("base", 0)]), {})
     expected = runner.logits(base)
     misshapen = runner.build(plan_of([chunk("broken", 1, KEY)]), adapter(Q_PROJ, 63, 0.5))
     with pytest.raises(RuntimeError, match="size"):
         runner.run(misshapen)
     assert torch.equal(runner.logits(base), expected)
+
+
+def test_an_adapter_on_a_layer_that_sees_other_rows_is_an_error(runner: ModelRunner) -> None:
+    batch = runner.build(plan_of([chunk("red", 0, KEY)]), adapter(Q_PROJ, 64, 0.5))
+    unlike = replace(batch, body=replace(batch.body, num_rows=2))
+    with pytest.raises(RuntimeError, match="q_proj got 3 rows, not 2"):
+        runner.run(unlike)
 
 
 def test_a_kv_block_holds_keys_and_values_of_all_layers(model: LoadedModel) -> None:

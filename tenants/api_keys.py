@@ -13,6 +13,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.dialects import insert_unless_there
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.errors import (
     KeyExpired,
@@ -128,9 +129,8 @@ async def mint(
     if expires_at is not None and expires_at <= now:
         raise ValueRefused(f"The key would expire in the past, at {expires_at}.", "expires_at")
     minted = _compose(entropy(_ID_BYTES), entropy(_SECRET_BYTES))
-    row = _row(minted, tenant, label, pepper, now)
-    row.expires_at = expires_at
-    session.add(row)
+    row = _values(minted, tenant, label, pepper, now)
+    session.add(ApiKey(**row, expires_at=expires_at))
     await session.flush()
     return minted
 
@@ -148,11 +148,9 @@ async def derive(
     message = f"loraplex derived key\0{tenant.name}\0{purpose}".encode()
     derived = hmac.digest(pepper, message, hashlib.sha512)
     minted = _compose(derived[:_ID_BYTES], derived[-_SECRET_BYTES:])
-    row = await session.get(ApiKey, minted.key_id)
-    if row is None:
-        session.add(_row(minted, tenant, purpose, pepper, now))
-        await session.flush()
-    elif row.revoked_at is not None:
+    values = _values(minted, tenant, purpose, pepper, now)
+    await session.execute(insert_unless_there(session, ApiKey, "id", **values))
+    if (await session.get_one(ApiKey, minted.key_id)).revoked_at is not None:
         raise KeyRevoked(f"The API key {minted.key_id} was revoked.")
     return minted
 
@@ -189,16 +187,17 @@ async def revoke(session: AsyncSession, tenant_id: str, key_id: str, now: dateti
         await session.flush()
 
 
-def _row(
+def _values(
     minted: MintedKey, tenant: TenantRecord, label: str, pepper: bytes, now: datetime
-) -> ApiKey:
-    return ApiKey(
-        id=minted.key_id,
-        tenant_id=tenant.id,
-        label=label,
-        key_hash=_hash(minted.text, pepper),
-        created_at=now,
-    )
+) -> dict[str, object]:
+    """Return the columns of a new key."""
+    return {
+        "id": minted.key_id,
+        "tenant_id": tenant.id,
+        "label": label,
+        "key_hash": _hash(minted.text, pepper),
+        "created_at": now,
+    }
 
 
 def _compose(id_bytes: bytes, secret_bytes: bytes) -> MintedKey:

@@ -80,9 +80,11 @@ async def migrate(database: Database) -> None:
 
 def new_engine(url: URL, *, migrating: bool = False) -> AsyncEngine:
     """Return an engine with SQLite's PRAGMAs; `hide_parameters` keeps values out of messages."""
-    options: dict[str, Any] = {"poolclass": NullPool} if migrating else {"pool_pre_ping": True}
-    engine = create_async_engine(url, hide_parameters=True, **options)
-    if url.get_backend_name() == "sqlite":
+    on_sqlite = url.get_backend_name() == "sqlite"
+    # A server may have closed connections that were idle; a file does not.
+    options: dict[str, Any] = {"poolclass": NullPool} if migrating else {}
+    engine = create_async_engine(url, hide_parameters=True, pool_pre_ping=not on_sqlite, **options)
+    if on_sqlite:
         # While tables are rebuilt, rows of other tables point at none.
         _configure_sqlite(engine, foreign_keys=not migrating)
     return engine

@@ -6,6 +6,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.dialects import insert_unless_there
 from loraplex.tenants.errors import TenantExists, TenantNotFound, ValueRefused
 from loraplex.tenants.ids import Entropy, check_slug, new_id
 from loraplex.tenants.limits import TenantLimits
@@ -46,9 +47,10 @@ async def create(
     """
     check_slug(name, "The tenant's name")
     _check_ranges(weight, limits)
-    if await _find(session, Tenant.name == name) is not None:
-        raise TenantExists(f"A tenant named {name} exists already.")
-    tenant = Tenant(
+    insert = insert_unless_there(
+        session,
+        Tenant,
+        "name",
         id=new_id("tnt", now, entropy),
         name=name,
         status="active",
@@ -58,8 +60,9 @@ async def create(
         concurrency=limits.concurrency,
         created_at=now,
     )
-    session.add(tenant)
-    await session.flush()
+    tenant = await session.scalar(insert.returning(Tenant))
+    if tenant is None:
+        raise TenantExists(f"A tenant named {name} exists already.")
     return _record(tenant)
 
 
@@ -111,12 +114,8 @@ async def _set_status(session: AsyncSession, name: str, status: str) -> TenantRe
     return _record(tenant)
 
 
-async def _find(session: AsyncSession, condition: ColumnElement[bool]) -> Tenant | None:
-    return (await session.scalars(select(Tenant).where(condition))).one_or_none()
-
-
 async def _get(session: AsyncSession, condition: ColumnElement[bool], asked: str) -> Tenant:
-    tenant = await _find(session, condition)
+    tenant = (await session.scalars(select(Tenant).where(condition))).one_or_none()
     if tenant is None:
         raise TenantNotFound(f"There is no tenant {asked[:60]!r}.")
     return tenant

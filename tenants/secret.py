@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants.dialects import insert_unless_there
 from loraplex.tenants.errors import SecretUnusable
 from loraplex.tenants.tables import Deployment
 
@@ -43,11 +44,11 @@ async def confirm_secret(session: AsyncSession, secret: bytes) -> None:
         SecretUnusable: the keys in the database were hashed with another secret.
     """
     fingerprint = hmac.digest(secret, b"loraplex fingerprint", hashlib.sha256).hex()
-    deployment = await session.get(Deployment, 1)
-    if deployment is None:
-        session.add(Deployment(id=1, secret_fingerprint=fingerprint))
-        await session.flush()
-    elif not hmac.compare_digest(deployment.secret_fingerprint, fingerprint):
+    await session.execute(
+        insert_unless_there(session, Deployment, "id", id=1, secret_fingerprint=fingerprint)
+    )
+    deployment = await session.get_one(Deployment, 1)
+    if not hmac.compare_digest(deployment.secret_fingerprint, fingerprint):
         raise SecretUnusable(
             "The secret is not the one that the keys in this database were hashed with, so no key "
             "would be accepted. Restore the data directory's file 'secret' or LORAPLEX_SECRET."

@@ -27,7 +27,7 @@ class Database:
         """Take an engine; use `open`."""
         self.url = url
         self._engine = engine
-        self._reading = engine.execution_options(loraplex_begin="BEGIN")
+        self._reading = engine.execution_options(loraplex_reads=True)
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -50,7 +50,7 @@ class Database:
 
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[AsyncSession]:
-        """A transaction that only reads, beside any writer."""
+        """Only reads, beside any writer; each statement sees what was committed before it."""
         async with AsyncSession(self._reading, expire_on_commit=False) as session, session.begin():
             yield session
 
@@ -148,5 +148,6 @@ def _configure_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
 
     @event.listens_for(engine.sync_engine, "begin")
     def begin(connection: Connection) -> None:
-        options = connection.get_execution_options()
-        connection.exec_driver_sql(options.get("loraplex_begin", "BEGIN IMMEDIATE"))
+        # A single SELECT needs no transaction, and each statement costs a switch of threads.
+        if not connection.get_execution_options().get("loraplex_reads"):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")

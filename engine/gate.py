@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from loraplex.engine.errors import ModelUnsupported
 from loraplex.kernels.attention_plan import Window
 
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 class AttentionOptions(TypedDict, total=False):

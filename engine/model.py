@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Unpack
 
 import torch
@@ -32,13 +33,11 @@ from loraplex.engine.errors import ModelUnsupported
 from loraplex.engine.tokenizer_files import TokenizerFiles, read_tokenizer
 
 _ATTENTION = "loraplex_paged"
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES = MappingProxyType(
+    {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 # Weights that old checkpoints carry and every model computes itself.
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$")
 # What transformers and safetensors raise for folders that are not whole, or not what they say.
@@ -116,7 +115,7 @@ def _local_folder(path: Path) -> Path:
     if not _HUB_NAME.fullmatch(str(path)):
         raise ModelUnsupported(f"there is no folder {path}")
     try:
-        return Path(snapshot_download(str(path), allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(str(path), allow_patterns=list(_HUB_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelUnsupported(
             f"there is no folder {path}, and the hub has no such model or is out of reach: {error}"

@@ -17,6 +17,23 @@ def big_id() -> sa.types.TypeEngine[int]:
 
 def upgrade() -> None:
     """Apply the revision."""
+    create_tenants()
+    create_adapters()
+    create_usage()
+
+
+def downgrade() -> None:
+    """Take the revision back."""
+    op.drop_table("usage")
+    op.drop_table("adapter_version")
+    op.drop_table("api_key")
+    op.drop_table("adapter")
+    op.drop_table("tenant")
+    op.drop_table("deployment")
+
+
+def create_tenants() -> None:
+    """Tenants, their keys, and the mark of the secret."""
     op.create_table(
         "deployment",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
@@ -43,18 +60,6 @@ def upgrade() -> None:
         sa.UniqueConstraint("name", name=op.f("uq_tenant_name")),
     )
     op.create_table(
-        "adapter",
-        sa.Column("id", big_id(), nullable=False),
-        sa.Column("tenant_id", sa.String(length=40), nullable=False),
-        sa.Column("name", sa.String(length=40), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_adapter_tenant_id_tenant")
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter")),
-        sa.UniqueConstraint("tenant_id", "name", name=op.f("uq_adapter_tenant_id_name")),
-    )
-    op.create_table(
         "api_key",
         sa.Column("id", sa.String(length=40), nullable=False),
         sa.Column("tenant_id", sa.String(length=40), nullable=False),
@@ -71,6 +76,21 @@ def upgrade() -> None:
     )
     op.create_index("ix_api_key_tenant_id", "api_key", ["tenant_id"])
 
+
+def create_adapters() -> None:
+    """Names of adapters and their versions."""
+    op.create_table(
+        "adapter",
+        sa.Column("id", big_id(), nullable=False),
+        sa.Column("tenant_id", sa.String(length=40), nullable=False),
+        sa.Column("name", sa.String(length=40), nullable=False),
+        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenant.id"], name=op.f("fk_adapter_tenant_id_tenant")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter")),
+        sa.UniqueConstraint("tenant_id", "name", name=op.f("uq_adapter_tenant_id_name")),
+    )
     op.create_table(
         "adapter_version",
         sa.Column("id", big_id(), nullable=False),
@@ -93,6 +113,10 @@ def upgrade() -> None:
             "adapter_id", "number", name=op.f("uq_adapter_version_adapter_id_number")
         ),
     )
+
+
+def create_usage() -> None:
+    """What requests used."""
     op.create_table(
         "usage",
         sa.Column("id", big_id(), nullable=False),
@@ -126,13 +150,3 @@ def upgrade() -> None:
         sa.UniqueConstraint("request_id", name=op.f("uq_usage_request_id")),
     )
     op.create_index("ix_usage_tenant_id_accepted_at", "usage", ["tenant_id", "accepted_at"])
-
-
-def downgrade() -> None:
-    """Take the revision back."""
-    op.drop_table("usage")
-    op.drop_table("adapter_version")
-    op.drop_table("api_key")
-    op.drop_table("adapter")
-    op.drop_table("tenant")
-    op.drop_table("deployment")

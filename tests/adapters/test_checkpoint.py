@@ -9,9 +9,10 @@ import torch
 from tests.adapters import build
 from tests.adapters.build import Q0, Q1
 
+from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.errors import CheckpointInvalid
-from loraplex.adapters.tensor_file import MAX_HEADER_BYTES
+from loraplex.adapters.tensor_file import MAX_HEADER_BYTES, TensorEntry
 
 A0, B0 = f"base_model.model.{Q0}.lora_A.weight", f"base_model.model.{Q0}.lora_B.weight"
 
@@ -48,6 +49,11 @@ def test_a_valid_checkpoint_is_described(folder):
     assert checkpoint.rank == 2
     assert checkpoint.num_bytes == 2 * 4 * (2 * build.IN + build.OUT * 2)
     assert len(checkpoint.digest) == 64
+
+
+def test_all_linear_leaves_the_head_out(folder):
+    build.save(folder, {"target_modules": "all-linear"})
+    assert inspect(folder, build.base()).modules == (Q0, Q1)
 
 
 def test_its_rank_is_the_largest_of_its_modules(folder):
@@ -149,6 +155,19 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_is(folder, dtype, value
     content[B0][-1, -1] = value
     safetensors.torch.save_file(content, folder / "adapter_model.safetensors")
     assert B0 in problem(folder)
+
+
+def test_a_value_that_is_not_finite_is_found_in_the_midst_of_a_large_tensor(folder):
+    width = 300_000  # more than one chunk of reading
+    base = BaseShapes.of([TensorEntry("q_proj.weight", "F32", (1, width), 0, 0)], tied=False)
+    content = {
+        "base_model.model.q_proj.lora_A.weight": np.ones((1, width), np.float32),
+        "base_model.model.q_proj.lora_B.weight": np.ones((1, 1), np.float32),
+    }
+    content["base_model.model.q_proj.lora_A.weight"][0, 5] = np.nan
+    build.save(folder, {"r": 1}, content)
+    with pytest.raises(CheckpointInvalid, match="NaN"):
+        inspect(folder, base)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

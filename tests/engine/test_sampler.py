@@ -127,6 +127,14 @@ def test_a_forbidden_token_is_never_drawn(how):
     assert set(counts([-INF, 0.0, -INF, 0.1], num=300, **how)) == {1, 3}
 
 
+@pytest.mark.parametrize(("number", "token"), [(0.0, 1), (math.nextafter(1, 0), 3)])
+def test_the_ends_of_the_unit_interval_belong_to_the_outermost_allowed_tokens(
+    monkeypatch, number, token
+):
+    monkeypatch.setattr("loraplex.engine.sampler.uniform", lambda seed, position: number)
+    assert draw([-INF, 0.3, -INF, 0.7, -INF]) == token
+
+
 def test_a_row_draws_the_same_alone_and_in_any_batch():
     torch.manual_seed(0)
     logits = 3 * torch.randn(12, 1031)

@@ -84,4 +84,9 @@ class Events:
 
     def ended(self) -> list[str]:
         """Requests that have had their last event."""
-        return [e.request_id for e in (*self.rejected, *self.finished, *self.failed)]
+        endings: tuple[Rejected | Finished | Failed, ...] = (
+            *self.rejected,
+            *self.finished,
+            *self.failed,
+        )
+        return [ending.request_id for ending in endings]

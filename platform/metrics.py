@@ -1,5 +1,6 @@
 """The gateway's metrics. Labels have closed sets of values: never a tenant, model or path."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -10,7 +11,7 @@ Outcome = Literal[
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
-_OUTCOME_OF_STATUS: dict[int, Outcome] = {
+_OUTCOME_OF_STATUS: Mapping[int, Outcome] = {
     200: "ok",
     401: "unauthorized",
     403: "unauthorized",

@@ -8,11 +8,11 @@ from starlette.types import Message, Send
 from loraplex.platform.api.formats import KEEPALIVE
 from loraplex.platform.errors import ClientStalled, Headers
 
-_HEADERS: Headers = [
+_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
-]
+)
 
 
 class EventStream:
@@ -59,7 +59,7 @@ class EventStream:
         async with self._writing:
             if not self.started:
                 self.started = True
-                headers = _HEADERS + self._headers
+                headers = [*_HEADERS, *self._headers]
                 await self._put({"type": "http.response.start", "status": 200, "headers": headers})
             await self._put({"type": "http.response.body", "body": events, "more_body": more})
 

@@ -33,8 +33,8 @@ def listen(settings: Settings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), backlog=1024)
     except OSError as error:
         raise PortInUse(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; stop what listens "
-            "there, or choose another port with --port (0 takes a free one)"
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; stop what "
+            "listens there, or choose another port with --port (0 takes a free one)"
         ) from error
 
 
@@ -89,7 +89,7 @@ class GatewayServer(uvicorn.Server):
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    async def run(self, on_started: Callable[[], None]) -> None:
+    async def serve_until_signalled(self, on_started: Callable[[], None]) -> None:
         """Serve until SIGINT or SIGTERM, then finish what is open; a second signal ends it now."""
         self._on_started = on_started
         loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ async def run_gateway(settings: Settings, announce: Callable[[str], None]) -> No
     with listen(settings) as listener:
         async with open_resources(settings) as resources:
             server = GatewayServer(resources, listener)
-            await server.run(lambda: announce(server.url))
+            await server.serve_until_signalled(lambda: announce(server.url))
 
 
 def _default_limits(settings: Settings) -> Limits:

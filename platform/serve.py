@@ -60,7 +60,7 @@ async def _serve_when_ready(
     if settings.model == DEMO_MODEL:
         tenants = await seed(resources, demo_model_dir(settings.data_dir))
     ready = Ready(server.url, tuple(tenants), resources.engine.model.name)
-    await server.run(lambda: announce(ready))
+    await server.serve_until_signalled(lambda: announce(ready))
 
 
 async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:

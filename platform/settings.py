@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -110,6 +110,22 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="`debug` adds one line per engine step."
     )
+
+    @field_validator("data_dir")
+    @classmethod
+    def _fits_into_a_url(cls, data_dir: Path) -> Path:
+        if "?" in str(data_dir):
+            raise ValueError("the path must not contain '?', since the database's URL holds it")
+        return data_dir
+
+    @model_validator(mode="after")
+    def _a_step_holds_all_that_run(self) -> Self:
+        if self.max_running > self.max_step_tokens:
+            raise ValueError(
+                f"max_running is {self.max_running} and max_step_tokens {self.max_step_tokens}; "
+                "each request that runs needs a row of every step"
+            )
+        return self
 
     @property
     def resolved_database_url(self) -> str:

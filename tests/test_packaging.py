@@ -1,4 +1,4 @@
-"""The layout's invariants: no shadowed standard library, and a wheel that holds what the tree holds."""
+"""The layout's invariants: nothing hides the standard library; the wheel holds what the tree does."""
 
 import subprocess
 import sys

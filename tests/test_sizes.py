@@ -54,7 +54,7 @@ def test_nothing_is_inherited_from_a_mixin_and_no_class_is_a_manager_or_helper()
 
 
 def test_no_module_holds_mutable_state() -> None:
-    """A table that its annotation makes read-only counts as immutable: mypy refuses to change it."""
+    """A table that its annotation makes read-only counts as immutable: mypy guards it."""
     mutable = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
     found = [
         f"{path}:{node.lineno}"

@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+from tests.engine import build
+from tests.engine.simulated_runner import SimulatedRunner
+
 from loraplex.adapters.residency import Residency
 from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.frames import Address, Security
@@ -16,8 +19,6 @@ from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Welcome
 from loraplex.engine.stream import StreamServer, claimed
 from loraplex.engine.transfers import Transfers
-from tests.engine import build
-from tests.engine.simulated_runner import SimulatedRunner
 
 MODEL = ModelInfo(
     name="simulated",
@@ -67,7 +68,7 @@ class SimulatedWorker:
             self.residency,
             self.transfers,
             self.runner,
-            lambda digest: len(digest),
+            len,
             lambda: 0.0,
         )
         welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=epoch, model=MODEL)

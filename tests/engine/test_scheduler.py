@@ -2,6 +2,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.engine import build
+from tests.engine.simulated_runner import SimulatedRunner, expected_output
 
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
@@ -10,8 +12,6 @@ from loraplex.engine.events import Events
 from loraplex.engine.plan import StepOutput
 from loraplex.engine.protocol import Sampling
 from loraplex.engine.scheduler import Scheduler
-from tests.engine import build
-from tests.engine.simulated_runner import SimulatedRunner, expected_output
 
 
 def run_step(scheduler: Scheduler, runner: SimulatedRunner, now: float = 0.0) -> Events:

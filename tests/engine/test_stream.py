@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import trustme
+from tests.engine import build
+from tests.engine.simulated_runner import expected_output
+from tests.engine.simulated_worker import SimulatedWorker, running
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.client import StreamClient
@@ -21,9 +24,6 @@ from loraplex.engine.errors import (
 from loraplex.engine.frames import Address, Security, TcpAddress, UnixAddress, parse_address
 from loraplex.engine.protocol import Finished, Submit, Tokens
 from loraplex.engine.stream import claimed
-from tests.engine import build
-from tests.engine.simulated_runner import expected_output
-from tests.engine.simulated_worker import SimulatedWorker, running
 
 
 @pytest.fixture

@@ -105,7 +105,12 @@ def serving(
 def run_cli(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run one `loraplex` command to its end."""
     return subprocess.run(
-        [*LORAPLEX, *arguments], capture_output=True, text=True, input=stdin, timeout=120
+        [*LORAPLEX, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=120,
     )
 
 

@@ -1,4 +1,4 @@
-"""The demo's adapters are useful: right on held-out items through the API, where the base is not."""
+"""The demo's adapters are useful: right on held-out items where the base model is not."""
 
 import asyncio
 

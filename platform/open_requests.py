@@ -16,10 +16,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from loraplex.adapters.registry.registry import ResolvedModel
 from loraplex.engine.client import EngineClient
 from loraplex.engine.protocol import Finished, Submit, Tokens, Usage
+from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
 from loraplex.tenants.api_keys import Principal
-from loraplex.tenants.db import Database
-from loraplex.tenants.ledger import FinishReason, UsageRecord, append
+from loraplex.tenants.ledger import FinishReason, UsageRecord
 from loraplex.tenants.quotas import Hold, Quotas, Reservation
 
 _log = logging.getLogger(__name__)
@@ -64,13 +64,13 @@ class OpenRequests:
         self,
         engine: EngineClient,
         quotas: Quotas,
-        database: Database,
+        ledger: LedgerWriter,
         metrics: GatewayMetrics,
         now: Callable[[], datetime],
     ) -> None:
         self._engine = engine
         self._quotas = quotas
-        self._database = database
+        self._ledger = ledger
         self._metrics = metrics
         self._now = now
         self._open: dict[str, OpenRequest] = {}
@@ -186,18 +186,14 @@ class OpenRequests:
         for delay_s in retried:
             await asyncio.sleep(delay_s)
             with suppress(SQLAlchemyError):
-                return await self._append_once(record)
+                return await self._ledger.append(record)
         await asyncio.sleep(last_delay_s)
         try:
-            return await self._append_once(record)
+            return await self._ledger.append(record)
         except Exception:
             # The line has what the ledger lacks.
             _log.error("usage is not in the ledger", extra={"fields": {"usage": asdict(record)}})
             raise
-
-    async def _append_once(self, record: UsageRecord) -> None:
-        async with self._database.session() as session:
-            await append(session, record)
 
     def _forget(self, request_id: str) -> None:
         del self._open[request_id]

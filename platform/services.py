@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from prometheus_client import CollectorRegistry
 
 from loraplex.engine.client import EngineClient
+from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
 from loraplex.platform.open_requests import OpenRequests
 from loraplex.platform.prompts import PromptsOfEngine
@@ -60,7 +61,11 @@ def build_services(resources: Resources) -> Services:
         resources=resources,
         prompts=PromptsOfEngine(resources.engine, resources.now, resources.entropy),
         open_requests=OpenRequests(
-            resources.engine, resources.quotas, resources.database, metrics, resources.now
+            resources.engine,
+            resources.quotas,
+            LedgerWriter(resources.database),
+            metrics,
+            resources.now,
         ),
         metrics=metrics,
         last_used=LastUsed(),

@@ -1,4 +1,4 @@
-"""The layout's invariants: nothing hides the standard library; the wheel holds what the tree does."""
+"""Nothing hides the standard library, and the wheel holds what the tree holds."""
 
 import subprocess
 import sys

@@ -47,7 +47,7 @@ def _fill(rng: Random, pattern: Pattern, split: Split) -> Example:
 SUPPORT: Final = Task(
     tenant="acme",
     name="support",
-    recipe=Recipe(rank=8, alpha=16, target_modules=ALL_LINEAR, steps=70, learning_rate=1e-3),
+    recipe=Recipe(rank=8, alpha=16, target_modules=ALL_LINEAR, steps=75, learning_rate=1e-3),
     train_patterns=TRAIN_PATTERNS,
     held_out_patterns=HELD_OUT_PATTERNS,
     fill=_fill,

@@ -23,7 +23,7 @@ def _fill(rng: Random, pattern: Pattern, split: Split) -> Example:
 EXTRACT: Final = Task(
     tenant="globex",
     name="extract",
-    recipe=Recipe(rank=8, alpha=16, target_modules=ALL_LINEAR, steps=60, learning_rate=1e-3),
+    recipe=Recipe(rank=8, alpha=16, target_modules=ALL_LINEAR, steps=75, learning_rate=1e-3),
     train_patterns=TRAIN_PATTERNS,
     held_out_patterns=HELD_OUT_PATTERNS,
     fill=_fill,

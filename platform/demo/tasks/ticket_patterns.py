@@ -65,6 +65,7 @@ TRAIN_PATTERNS: Final = (
         "My bank statement shows a double charge for the {product}.",
         "Can you explain the amount on the bill of order {order}?",
         "Why did you charge me again for the {product}?",
+        "My credit card shows two payments for order {order}.",
     ),
     *patterns(
         REFUND,

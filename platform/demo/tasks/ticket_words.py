@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from random import Random
 from types import MappingProxyType
 from typing import Final
 
@@ -18,23 +19,33 @@ class TicketWords:
     products: tuple[str, ...]
 
 
-def _joined(starts: str, ends: str, between: str = "") -> tuple[str, ...]:
-    return tuple(start + between + end for start in starts.split() for end in ends.split())
+def _made_up(count: int, seed: str) -> tuple[str, ...]:
+    rng = Random(seed)  # noqa: S311 - the same words on every machine, no secret
+    words = []
+    for _ in range(count):
+        syllables = (
+            rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
+            for _ in range(rng.choice((1, 2, 2, 3)))
+        )
+        words.append("".join(syllables).capitalize())
+    return tuple(words)
 
 
-# Made-up values by the hundred: with the few real ones alone, the model learns them by heart
-# instead of copying what the message says.
-_STARTS: Final = (
-    "Al Bar Cas Dor El Fen Gar Hol Is Jor Kel Lor Mar Nor Or Pel Quin Ros Sel Tal Ul Vel Wes"
+# With real names alone, or with few endings, the model learns words by heart instead of copying
+# what the message says: "Naples" becomes "Napoleon".
+_ONSETS: Final = (
+    *("b", "br", "c", "ch", "cl", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "l", "m", "n"),
+    *("p", "pl", "pr", "qu", "r", "s", "sh", "sk", "st", "t", "tr", "v", "w", "y", "z"),
 )
-_FIRST_NAMES: Final = _joined(_STARTS, "a ia in en ette ric o us")
-_LAST_NAMES: Final = _joined(_STARTS, "berg man son ini ez ova ley sen eau ski ton idis")
-_CITIES: Final = _joined(_STARTS, "ville burg ton a ano mouth field stad ona ia ford heim")
-_PRODUCTS: Final = _joined(
-    "steel red wooden travel baby paper glass solar folding leather summer dog wireless silk",
-    "bowl table sweater drone umbrella pillow hammer vase scooter belt clock printer basket gloves"
-    " notebook carpet pan radio jar cabinet",
-    between=" ",
+_VOWELS: Final = ("a", "a", "e", "e", "i", "i", "o", "o", "u", "y", "ai", "au", "ea", "ie", "ou")
+_CODAS: Final = ("", "", "", "n", "n", "r", "r", "l", "s", "s", "m", "t", "ck", "nd", "x", "th")
+_PRODUCTS: Final = tuple(
+    f"{adjective} {noun}"
+    for adjective in ("steel", "red", "wooden", "travel", "baby", "paper", "glass", "solar", "dog")
+    for noun in (
+        *("bowl", "table", "sweater", "drone", "pillow", "hammer", "vase", "scooter", "belt"),
+        *("printer", "basket", "notebook", "carpet", "pan", "radio", "jar", "cabinet", "ladder"),
+    )
 )
 
 TRAIN_WORDS: Final = TicketWords(
@@ -110,19 +121,22 @@ TRAIN_WORDS: Final = TicketWords(
         *("Ana", "Ben", "Clara", "David", "Elena", "Farid", "Grace", "Hugo", "Irene", "Jonas"),
         *("Karin", "Liam", "Maria", "Nadia", "Oscar", "Paula", "Rosa", "Samuel", "Tara", "Victor"),
         *("Yara", "Omar", "Julia", "Peter", "Mei", "Ravi", "Chloe", "Marco", "Aisha", "Erik"),
-        *_FIRST_NAMES,
+        *_made_up(60, "first names"),
     ),
     last_names=(
         *("Silva", "Meyer", "Rossi", "Novak", "Haddad", "Jensen", "Dubois", "Garcia", "Kowalski"),
         *("Brown", "Tanaka", "Patel", "Larsen", "Moreau", "Costa", "Weber", "Okafor", "Walker"),
         *("Bianchi", "Horvat", "Nguyen", "Schmidt", "Lopez", "Fischer", "Ivanov", "Khan", "Young"),
-        *_LAST_NAMES,
+        *_made_up(200, "last names"),
     ),
     cities=(
         *("Porto", "Lyon", "Berlin", "Madrid", "Oslo", "Vienna", "Prague", "Dublin", "Rome"),
         *("Boston", "Chicago", "Athens", "Warsaw", "Geneva", "Leeds", "Toronto", "Hamburg"),
         *("Nice", "Turin", "Bergen", "Krakow", "Seville", "Denver", "Austin", "Ghent", "Malmo"),
-        *_CITIES,
+        *("Vilnius", "Nantes", "Genoa", "Zagreb", "Nairobi", "Zadar", "Bologna", "Cologne"),
+        *("Nicosia", "Salzburg", "Plovdiv", "Izmir", "Cardiff", "Utrecht", "Malaga", "Venice"),
+        *("Brussels", "Marseille", "Stuttgart", "Tallinn", "Helsinki", "Milan", "Kyoto", "Quebec"),
+        *_made_up(200, "cities"),
     ),
     products=(
         *("desk lamp", "coffee grinder", "garden chair", "water bottle", "phone case", "backpack"),

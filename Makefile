@@ -22,8 +22,8 @@ fmt: .venv/.test ## format and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.test ## the demo's throughput, base model against mixed adapters
-	@$(BIN)/loraplex bench serve $(ARGS)
+bench: .venv/.test ## time of a step: base model, one adapter, many
+	@$(BIN)/loraplex bench steps $(ARGS)
 
 setup: .venv/.test ## install all that development needs
 

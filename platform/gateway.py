@@ -72,9 +72,10 @@ class GatewayServer(uvicorn.Server):
     def __init__(self, resources: Resources, listener: socket.socket) -> None:
         self._listener = listener
         self._on_started: Callable[[], None] = lambda: None
+        self._app = create_app(resources)
         super().__init__(
             uvicorn.Config(
-                create_app(resources),
+                self._app,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -88,6 +89,10 @@ class GatewayServer(uvicorn.Server):
         """Where clients reach it."""
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def load_prompts(self) -> None:
+        """Read the worker's tokenizer now rather than with the first request."""
+        await self._app.state.services.prompts.load()
 
     async def serve_until_signalled(self, on_started: Callable[[], None]) -> None:
         """Serve until SIGINT or SIGTERM, then finish what is open; a second signal ends it now."""

@@ -59,6 +59,7 @@ async def _serve_when_ready(
     tenants: list[SeededTenant] = []
     if settings.model == DEMO_MODEL:
         tenants = await seed(resources, demo_model_dir(settings.data_dir))
+    await server.load_prompts()
     ready = Ready(server.url, tuple(tenants), resources.engine.model.name)
     await server.serve_until_signalled(lambda: announce(ready))
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from loraplex.platform.cli import adapter, key, migrate, serving, tenant, usage
+from loraplex.platform.cli import adapter, bench, key, migrate, serving, tenant, usage
 
 app = typer.Typer(
     name="loraplex",
@@ -21,6 +21,7 @@ app.add_typer(tenant.app, name="tenant")
 app.add_typer(key.app, name="key")
 app.add_typer(adapter.app, name="adapter")
 app.add_typer(usage.app, name="usage")
+app.add_typer(bench.app, name="bench")
 
 
 @app.command()

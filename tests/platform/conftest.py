@@ -21,7 +21,6 @@ from tests.platform.tiny_model import model_info
 
 from loraplex.adapters.registry.registry import Publication, publish
 from loraplex.platform.app import create_app
-from loraplex.platform.demo.base import demo_model_dir, find_gguf
 from loraplex.platform.services import Resources, Services
 from loraplex.platform.settings import Settings
 from loraplex.tenants import api_keys, directory
@@ -174,14 +173,3 @@ async def server(gateway: Gateway) -> AsyncIterator[str]:
     running.should_exit = True
     await serving
     listener.close()
-
-
-@pytest.fixture(scope="session")
-def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's base model, converted."""
-    # Slow to import, and needed by a few tests only.
-    from loraplex.engine.model import convert_gguf  # noqa: PLC0415
-
-    folder = demo_model_dir(tmp_path_factory.mktemp("data"))
-    convert_gguf(find_gguf(), folder)
-    return folder

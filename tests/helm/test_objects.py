@@ -83,7 +83,9 @@ def test_the_migration_uses_nothing_that_the_release_brings(values: dict) -> Non
     assert ("ServiceAccount", spec["serviceAccountName"]) not in brought
     (container,) = spec["containers"]
     secrets = [
-        each["valueFrom"]["secretKeyRef"]["name"] for each in container["env"] if "valueFrom" in each
+        each["valueFrom"]["secretKeyRef"]["name"]
+        for each in container["env"]
+        if "valueFrom" in each
     ]
     assert secrets == ["postgres"]
     assert [set(volume) for volume in spec["volumes"]] == [{"name", "emptyDir"}]

@@ -1,44 +1,16 @@
 """The stream's secret as Helm makes it and the worker's probe, against the engine's own stream."""
 
 import asyncio
-import base64
 import os
-import secrets
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-
-import pytest
 
 from loraplex.engine.client import StreamClient
 from loraplex.engine.frames import Security, TcpAddress, parse_address
-from loraplex.engine.mailbox import Mailbox
-from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Welcome
-from loraplex.engine.stream import StreamServer
-from tests.helm.chart import environment, one, render, worker
-
-MODEL = ModelInfo(
-    name="model",
-    max_model_len=8,
-    vocab_size=8,
-    tokenizer_json=b"{}",
-    chat_template="",
-    special_tokens={},
-    dtype="float32",
-    device="cpu",
-)
-
-
-@pytest.fixture(scope="module")
-def security(tmp_path_factory: pytest.TempPathFactory) -> Security:
-    """Token and certificate as they are mounted into the worker."""
-    data = one(render({}), "Secret", "-stream")["data"]
-    folder = tmp_path_factory.mktemp("stream")
-    for name in ("tls.crt", "tls.key"):
-        (folder / name).write_bytes(base64.b64decode(data[name]))
-    token = base64.b64decode(data["token"]).decode()
-    return Security(token, folder / "tls.crt", folder / "tls.key")
+from tests.helm.chart import environment, render, worker
+from tests.helm.idle_worker import started
 
 
 def test_the_token_that_helm_makes_cannot_be_guessed(security: Security) -> None:
@@ -55,7 +27,7 @@ def test_the_workers_address_is_one_that_it_accepts(security: Security) -> None:
 async def test_a_gateway_trusts_a_worker_with_the_certificate_that_helm_makes(
     security: Security, unused_tcp_port: int
 ) -> None:
-    server = await _started(security, unused_tcp_port)
+    server = await started(security, unused_tcp_port)
     gateway = Security(security.token, security.tls_cert)
     client = StreamClient(TcpAddress("127.0.0.1", unused_tcp_port), gateway, max_events=8)
     client.start()
@@ -68,7 +40,7 @@ async def test_a_gateway_trusts_a_worker_with_the_certificate_that_helm_makes(
 async def test_the_probe_succeeds_once_the_worker_listens(
     security: Security, unused_tcp_port: int
 ) -> None:
-    server = await _started(security, unused_tcp_port)
+    server = await started(security, unused_tcp_port)
     assert await _probe(unused_tcp_port) == 0
     await server.close()
 
@@ -87,17 +59,8 @@ async def test_the_probe_fails_where_a_process_listens_and_does_not_answer(
 @contextmanager
 def _hanging(port: int) -> Iterator[None]:
     """The kernel accepts connections for a process whose event loop stands still."""
-    import socket
-
     with socket.create_server(("127.0.0.1", port)):
         yield
-
-
-async def _started(security: Security, port: int) -> StreamServer:
-    welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(4), model=MODEL)
-    server = StreamServer(Mailbox(), welcome, security, str)
-    await server.start(TcpAddress("127.0.0.1", port))
-    return server
 
 
 async def _probe(port: int, timeout_s: float = 8) -> int:
@@ -114,6 +77,5 @@ async def _probe(port: int, timeout_s: float = 8) -> int:
         script,
         env=os.environ | address,
         stderr=asyncio.subprocess.DEVNULL,
-        cwd=Path(__file__).parent,
     )
     return await process.wait()

@@ -3,9 +3,9 @@
 import base64
 
 import pytest
+from tests.helm.chart import one, render
 
 from loraplex.engine.frames import Security
-from tests.helm.chart import one, render
 
 
 @pytest.fixture(scope="session")

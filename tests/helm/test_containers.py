@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
 from tests.helm.chart import ROOT, gateway, render, worker
 from tests.helm.dockerfile import Stage, read_stages
 
@@ -147,6 +146,7 @@ def _in_gateway_image(
         capture_output=True,
         text=True,
         timeout=60,
+        check=False,
     )
 
 

@@ -1,6 +1,6 @@
 """What people read about the chart is true of it."""
 
-from tests.helm.chart import CHART, ROOT, PRODUCTION, run_helm
+from tests.helm.chart import CHART, run_helm
 from tests.helm.values_reference import PAGE, written_anew
 
 

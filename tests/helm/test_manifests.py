@@ -5,7 +5,6 @@ import re
 import kubernetes_validate
 import pytest
 import yaml
-
 from tests.helm.chart import CASES, CHART, HELMS, KUBERNETES, ROOT, render, run_helm
 
 KINDS = {

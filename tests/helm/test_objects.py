@@ -1,7 +1,6 @@
 """How the chart's objects refer to each other, and what depends on the database."""
 
 import pytest
-
 from tests.helm.chart import CASES, EVERYTHING, PRODUCTION, gateway, one, pod_specs, render, worker
 
 SELECTING = {"Service", "NetworkPolicy", "PodDisruptionBudget"}
@@ -141,14 +140,15 @@ def _selector(each: dict) -> dict:
 
 
 def _references(spec: dict) -> list[tuple[str, str]]:
-    found = [("ServiceAccount", spec["serviceAccountName"])]
-    for volume in spec.get("volumes", []):
-        if "secret" in volume:
-            found.append(("Secret", volume["secret"]["secretName"]))
-        if "persistentVolumeClaim" in volume:
-            found.append(("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]))
-    for container in spec["containers"]:
-        for each in container["env"]:
-            if "secretKeyRef" in each.get("valueFrom", {}):
-                found.append(("Secret", each["valueFrom"]["secretKeyRef"]["name"]))
-    return found
+    volumes = spec.get("volumes", [])
+    sources = [each.get("valueFrom", {}) for each in spec["containers"][0]["env"]]
+    return [
+        ("ServiceAccount", spec["serviceAccountName"]),
+        *(("Secret", each["secret"]["secretName"]) for each in volumes if "secret" in each),
+        *(
+            ("PersistentVolumeClaim", each["persistentVolumeClaim"]["claimName"])
+            for each in volumes
+            if "persistentVolumeClaim" in each
+        ),
+        *(("Secret", each["secretKeyRef"]["name"]) for each in sources if "secretKeyRef" in each),
+    ]

@@ -3,8 +3,6 @@
 import math
 
 import pytest
-
-from loraplex.platform.settings import Settings
 from tests.helm.chart import (
     CASES,
     EVERYTHING,
@@ -17,6 +15,8 @@ from tests.helm.chart import (
     render,
     worker,
 )
+
+from loraplex.platform.settings import Settings
 
 RESTRICTED_VOLUMES = {"emptyDir", "persistentVolumeClaim", "secret"}
 
@@ -196,7 +196,7 @@ def test_an_image_is_named_by_digest_where_one_is_given() -> None:
 def test_the_test_pod_uses_the_key_that_it_is_given() -> None:
     known = environment(one(render(EVERYTHING), "Pod", "smoke")["spec"])
     assert known["TENANT_KEY"]["valueFrom"]["secretKeyRef"] == {"name": "tenant-key", "key": "key"}
-    assert known["GATEWAY_URL"]["value"] == "http://lora:8080"
+    assert known["GATEWAY"]["value"] == "lora:8080"
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 import yaml
+from tests.helm.chart import CHART, HELMS, PRODUCTION, ChartRefused, render
 
 from loraplex.platform.settings import Settings
-from tests.helm.chart import CHART, HELMS, PRODUCTION, ChartRefused, render
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 OPEN = {"tolerations", "affinity", "topologySpreadConstraints", "claims", "valueFrom", "global"}
@@ -139,7 +139,7 @@ def _objects(schema: dict, path: str) -> list[tuple[str, dict]]:
 
 
 def _is_loose(schema: dict) -> bool:
-    """True unless unknown names are refused, or all names are free and their values' type is not."""
+    """True unless unknown names are refused, or names are free and values have a type."""
     allowed = schema.get("additionalProperties", True)
     return allowed is True or (allowed is not False and "properties" in schema)
 

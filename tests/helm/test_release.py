@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from loraplex.engine.frames import Security
 from tests.helm.chart import environment, gateway, one, render
 from tests.helm.idle_worker import started
+
+from loraplex.engine.frames import Security
 
 LORAPLEX = [sys.executable, "-m", "loraplex.platform.cli.main"]
 
@@ -24,7 +24,7 @@ class Release:
 
     process: Process
     environment: dict[str, str]
-    url: str
+    address: str
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def release(
         while b"Gateway on" not in (line := await process.stderr.readline()):
             assert line, "the gateway ended"
         await worker.welcomed.wait()
-    yield Release(process, known, f"http://127.0.0.1:{port}")
+    yield Release(process, known, f"127.0.0.1:{port}")
     if process.returncode is None:
         process.terminate()
     await process.wait()
@@ -50,21 +50,21 @@ async def release(
 
 
 async def test_the_charts_test_passes_with_and_without_a_tenants_key(release: Release) -> None:
-    status, said = await _smoke(release.url)
+    status, said = await _smoke(release.address)
     assert (status, "answered 401" in said) == (0, True), said
     await _loraplex(release, "tenant", "create", "initech")
     made = json.loads(await _loraplex(release, "key", "create", "initech", "--json"))
-    status, said = await _smoke(release.url, made["key"])
+    status, said = await _smoke(release.address, made["key"])
     assert (status, "answered 200" in said) == (0, True), said
 
 
 async def test_the_charts_test_fails_for_a_key_that_is_none(release: Release) -> None:
-    status, said = await _smoke(release.url, "lpx_wrong")
+    status, said = await _smoke(release.address, "lpx_wrong")
     assert (status, "answered 401" in said) == (1, True), said
 
 
 async def test_the_charts_test_fails_where_nothing_answers(unused_tcp_port: int) -> None:
-    status, _ = await _smoke(f"http://127.0.0.1:{unused_tcp_port}")
+    status, _ = await _smoke(f"127.0.0.1:{unused_tcp_port}")
     assert status == 1
 
 
@@ -97,7 +97,7 @@ async def _loraplex(release: Release, *arguments: str) -> str:
     return said.decode()
 
 
-async def _smoke(url: str, key: str | None = None) -> tuple[int | None, str]:
+async def _smoke(address: str, key: str | None = None) -> tuple[int | None, str]:
     """Run the command of the chart's test pod; return its exit status and what it said."""
     (container,) = one(render({}), "Pod", "-smoke")["spec"]["containers"]
     program, *arguments = container["command"]
@@ -105,7 +105,7 @@ async def _smoke(url: str, key: str | None = None) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *arguments,
-        env={"GATEWAY_URL": url} | ({"TENANT_KEY": key} if key else {}),
+        env={"GATEWAY": address} | ({"TENANT_KEY": key} if key else {}),
         stdout=PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from loraplex.engine.client import StreamClient
-from loraplex.engine.frames import Security, TcpAddress, parse_address
 from tests.helm.chart import environment, render, worker
 from tests.helm.idle_worker import started
+
+from loraplex.engine.client import StreamClient
+from loraplex.engine.frames import Security, TcpAddress, parse_address
 
 
 def test_the_token_that_helm_makes_cannot_be_guessed(security: Security) -> None:

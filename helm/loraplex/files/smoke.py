@@ -1,21 +1,17 @@
 """Checks a release from inside the cluster: it is ready, and it knows who asks for models."""
 
+import http.client
 import json
 import os
 import sys
-import urllib.error
-import urllib.request
 
 
 def get(path: str, key: str | None = None) -> tuple[int, str]:
     """Status and body of an answer."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(os.environ["GATEWAY_URL"] + path, headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    connection = http.client.HTTPConnection(os.environ["GATEWAY"], timeout=10)
+    connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
 
 
 status, body = get("/readyz")
@@ -27,4 +23,4 @@ if key is None and status != 401:
     sys.exit(f"/v1/models answered {status} to a caller without a key, not 401: {body}")
 if key is not None and (status != 200 or not json.loads(body)["data"]):
     sys.exit(f"/v1/models answered {status} to the tenant's key: {body}")
-print(f"ready; /v1/models answered {status}: {body}")
+sys.stdout.write(f"ready; /v1/models answered {status}: {body}\n")

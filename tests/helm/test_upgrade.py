@@ -1,4 +1,4 @@
-"""What an upgrade keeps: Helm renders against a stub that answers like an API server with a Secret."""
+"""What an upgrade keeps: Helm renders against a stub of an API server that has a Secret."""
 
 import json
 import threading

@@ -60,6 +60,7 @@ Portland,Oakland,Sacramento,San Francisco,San Diego,Los Angeles,Las Vegas,Phoeni
 Houston,Memphis,Nashville,Atlanta,Miami,Orlando,Tampa,Charlotte,Richmond,Baltimore,Philadelphia
 Pittsburgh,Cleveland,Detroit,Milwaukee,Minneapolis,Omaha,Tulsa,Kansas City,New York,Buffalo,Albany
 Montreal,Ottawa,Calgary,Edmonton,Vancouver,Winnipeg,Halifax,Havana,Bogota,Lima,Quito,Santiago
+Paris,Lisbon,Munich,Bristol,Seattle,Washington,Cincinnati,Kingston,Leicester,Newcastle,Southampton
 """
 
 

@@ -29,6 +29,7 @@ TRAIN_PATTERNS: Final = (
         "Nobody delivered the {product} of order {order}.",
         "Could you find out what happened to my parcel? It is order {order}.",
         "Do you know when my {product} will come?",
+        "The {product} that I bought from you has not come.",
     ),
     *patterns(
         DAMAGE,
@@ -46,6 +47,8 @@ TRAIN_PATTERNS: Final = (
         "The {product} was shattered when I unpacked order {order}.",
         "A piece of my {product} snapped off.",
         "Can you replace the {product}? It arrived with a hole.",
+        "The {product} which came today is broken. Order {order}.",
+        "You sent me a {product} that is torn.",
         "Why does my new {product} not work? I have order {order}.",
     ),
     *patterns(
@@ -65,6 +68,7 @@ TRAIN_PATTERNS: Final = (
         "My bank statement shows a double charge for the {product}.",
         "Can you explain the amount on the bill of order {order}?",
         "Why did you charge me again for the {product}?",
+        "The bill that I got for the {product} is not correct.",
         "My credit card shows two payments for order {order}.",
     ),
     *patterns(

@@ -40,13 +40,15 @@ _ONSETS: Final = (
 )
 _VOWELS: Final = ("a", "a", "e", "e", "i", "i", "o", "o", "u", "y", "ai", "au", "ea", "ie", "ou")
 _CODAS: Final = ("", "", "", "n", "n", "r", "r", "l", "s", "s", "m", "t", "ck", "nd", "x", "th")
-_PRODUCTS: Final = tuple(
-    f"{adjective} {noun}"
-    for adjective in ("steel", "red", "wooden", "travel", "baby", "paper", "glass", "solar", "dog")
-    for noun in (
-        *("bowl", "table", "sweater", "drone", "pillow", "hammer", "vase", "scooter", "belt"),
-        *("printer", "basket", "notebook", "carpet", "pan", "radio", "jar", "cabinet", "ladder"),
-    )
+_NOUNS: Final = (
+    *("bowl", "table", "sweater", "drone", "pillow", "hammer", "vase", "scooter", "belt", "oven"),
+    *("printer", "basket", "notebook", "carpet", "pan", "radio", "jar", "cabinet", "ladder"),
+    *("wallet", "necklace", "curtain", "freezer", "skateboard", "telescope", "stroller", "piano"),
+)
+_ADJECTIVES: Final = ("steel", "red", "wooden", "travel", "baby", "paper", "glass", "solar", "dog")
+_PRODUCTS: Final = (
+    *_NOUNS,
+    *(f"{adjective} {noun}" for adjective in _ADJECTIVES for noun in _NOUNS[::2]),
 )
 
 TRAIN_WORDS: Final = TicketWords(
@@ -172,6 +174,11 @@ HELD_OUT_WORDS: Final = TicketWords(
     ),
     first_names=("Lena", "Thomas", "Sofia", "Amir", "Hanna", "Felix", "Lucia", "Adam", "Emma"),
     last_names=("Martin", "Larsson", "Romano", "Becker", "Santos", "Clarke", "Petrov", "Ali"),
-    cities=("Lisbon", "Munich", "Paris", "Seattle", "Bristol", "Valencia", "Antalya", "Girona"),
+    # Cities whose tokens are the same after a blank and after a quote; what the model makes of
+    # new ones that it must spell is measured apart, in docs/demo-adapters.md.
+    cities=(
+        *("Valencia", "Antalya", "Girona", "Dortmund", "Norwich", "Montpellier", "Limerick"),
+        *("Catania", "Alicante", "Madison", "Siena", "Modena"),
+    ),
     products=("floor lamp", "coffee machine", "suitcase", "winter jacket", "kitchen scale", "sofa"),
 )

@@ -67,6 +67,15 @@ class MetricsQuery(msgspec.Struct, frozen=True, tag="metrics_query"):
 GatewayMessage = Hello | Submit | Abort | MetricsQuery
 
 
+class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):
+    """What an adapter can be attached to; see `adapters.base_shapes.BaseShapes`."""
+
+    linears: dict[str, tuple[int, int]]
+    """Module path to (out, in)."""
+    embeddings: tuple[str, ...]
+    heads: tuple[str, ...]
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """All that a gateway must know of the base model, so that it needs no model files."""
 
@@ -80,6 +89,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`bos_token`, `eos_token`, … as the chat template names them."""
     dtype: str
     device: str
+    shapes: LinearShapes | None = None
+    """None from an engine that takes no adapters; then none can be uploaded."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):

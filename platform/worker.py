@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from loraplex.adapters import weights
+from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.storage import AdapterStore
 from loraplex.engine import memory
@@ -30,7 +31,7 @@ from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.model import LoadedModel, convert_gguf, export_tokenizer, load_model
-from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Welcome
+from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stream import StreamServer, claimed
@@ -165,6 +166,7 @@ def _compose(
         special_tokens=special_tokens,
         dtype=model.config.dtype,
         device=model.config.device,
+        shapes=_shapes(model.path),
     )
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
     server = StreamServer(mailbox, welcome, security, metrics.render)
@@ -175,6 +177,15 @@ def _compose(
         loop.call_soon_threadsafe(server.publish, report)
 
     return Worker(EngineLoop(engine, mailbox, publish), server, transfers)
+
+
+def _shapes(model_dir: Path) -> LinearShapes:
+    base = BaseShapes.read(model_dir)
+    return LinearShapes(
+        linears=dict(base.linears),
+        embeddings=tuple(sorted(base.embeddings)),
+        heads=tuple(sorted(base.heads)),
+    )
 
 
 def _scheduler(

@@ -1,13 +1,6 @@
-"""API keys: `lpx_<key id>_<secret><checksum>`, stored as a keyed hash.
+"""API keys of tenants: `lpx_<key id>_<secret><checksum>`, stored as a keyed hash."""
 
-The checksum lets a typo be refused without asking the database, and scanners find leaked keys.
-"""
-
-import hashlib
-import hmac
-import re
-import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import select
@@ -17,7 +10,6 @@ from loraplex.tenants.dialects import insert_unless_there
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.errors import (
     KeyExpired,
-    KeyMalformed,
     KeyNotFound,
     KeyRevoked,
     KeyUnknown,
@@ -25,17 +17,11 @@ from loraplex.tenants.errors import (
     ValueRefused,
 )
 from loraplex.tenants.ids import Entropy
+from loraplex.tenants.key_text import MintedKey, derived_key, is_key, key_hash, parse, random_key
 from loraplex.tenants.limits import TenantLimits
-from loraplex.tenants.tables import ApiKey, Tenant
+from loraplex.tenants.tables import AdminKey, ApiKey, Tenant
 
-_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_ID_BYTES, _ID_CHARS = 12, 17
-_SECRET_BYTES, _SECRET_CHARS = 32, 43
-_CHECKSUM_CHARS = 6
-_FORMAT = re.compile(
-    rf"lpx_([0-9A-Za-z]{{{_ID_CHARS}}})_[0-9A-Za-z]{{{_SECRET_CHARS}}}"
-    rf"([0-9A-Za-z]{{{_CHECKSUM_CHARS}}})"
-)
+PREFIX = "lpx"
 MAX_LABEL_CHARS = 100
 
 
@@ -63,14 +49,6 @@ class KeyRecord:
     revoked_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class MintedKey:
-    """A new key; `text` is shown to its owner once and kept nowhere."""
-
-    key_id: str
-    text: str = field(repr=False)
-
-
 async def verify(session: AsyncSession, text: str, pepper: bytes, now: datetime) -> Principal:
     """Return whom the key `text` authenticates at the time `now`.
 
@@ -81,7 +59,7 @@ async def verify(session: AsyncSession, text: str, pepper: bytes, now: datetime)
         KeyExpired: its time is over.
         TenantSuspended: its tenant is suspended.
     """
-    key_id = _parse(text)
+    key_id = parse(PREFIX, text)
     row = (
         await session.execute(
             select(ApiKey, Tenant)
@@ -90,7 +68,7 @@ async def verify(session: AsyncSession, text: str, pepper: bytes, now: datetime)
         )
     ).one_or_none()
     # Whoever lacks the secret learns nothing of the key's state: the hash comes first.
-    if row is None or not hmac.compare_digest(row.ApiKey.key_hash, _hash(text, pepper)):
+    if row is None or not is_key(text, row.ApiKey.key_hash, pepper):
         raise KeyUnknown("The API key is not known.")
     key, tenant = row.ApiKey, row.Tenant
     if key.revoked_at is not None:
@@ -124,11 +102,8 @@ async def mint(
     Raises:
         ValueRefused: the label is too long, or the key would be expired from the start.
     """
-    if len(label) > MAX_LABEL_CHARS:
-        raise ValueRefused(f"The label has more than {MAX_LABEL_CHARS} characters.", "label")
-    if expires_at is not None and expires_at <= now:
-        raise ValueRefused(f"The key would expire in the past, at {expires_at}.", "expires_at")
-    minted = _compose(entropy(_ID_BYTES), entropy(_SECRET_BYTES))
+    check_new_key(label, expires_at, now)
+    minted = random_key(PREFIX, entropy)
     row = _values(minted, tenant, label, pepper, now)
     session.add(ApiKey(**row, expires_at=expires_at))
     await session.flush()
@@ -146,8 +121,7 @@ async def derive(
         KeyRevoked: it was revoked, and stays so.
     """
     message = f"loraplex derived key\0{tenant.name}\0{purpose}".encode()
-    derived = hmac.digest(pepper, message, hashlib.sha512)
-    minted = _compose(derived[:_ID_BYTES], derived[-_SECRET_BYTES:])
+    minted = derived_key(PREFIX, message, pepper)
     values = _values(minted, tenant, purpose, pepper, now)
     await session.execute(insert_unless_there(session, ApiKey, "id", **values))
     if (await session.get_one(ApiKey, minted.key_id)).revoked_at is not None:
@@ -160,17 +134,7 @@ async def list_keys(session: AsyncSession, tenant_id: str) -> list[KeyRecord]:
     rows = await session.scalars(
         select(ApiKey).where(ApiKey.tenant_id == tenant_id).order_by(ApiKey.created_at, ApiKey.id)
     )
-    return [
-        KeyRecord(
-            key_id=row.id,
-            label=row.label,
-            created_at=row.created_at,
-            last_used_at=row.last_used_at,
-            expires_at=row.expires_at,
-            revoked_at=row.revoked_at,
-        )
-        for row in rows
-    ]
+    return [record_of(row) for row in rows]
 
 
 async def revoke(session: AsyncSession, tenant_id: str, key_id: str, now: datetime) -> None:
@@ -187,6 +151,30 @@ async def revoke(session: AsyncSession, tenant_id: str, key_id: str, now: dateti
         await session.flush()
 
 
+def record_of(row: ApiKey | AdminKey) -> KeyRecord:
+    """Return what may be shown of a stored key."""
+    return KeyRecord(
+        key_id=row.id,
+        label=row.label,
+        created_at=row.created_at,
+        last_used_at=row.last_used_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+    )
+
+
+def check_new_key(label: str, expires_at: datetime | None, now: datetime) -> None:
+    """Check what a person says of a new key.
+
+    Raises:
+        ValueRefused: the label is too long, or the key would be expired from the start.
+    """
+    if len(label) > MAX_LABEL_CHARS:
+        raise ValueRefused(f"The label has more than {MAX_LABEL_CHARS} characters.", "label")
+    if expires_at is not None and expires_at <= now:
+        raise ValueRefused(f"The key would expire in the past, at {expires_at}.", "expires_at")
+
+
 def _values(
     minted: MintedKey, tenant: TenantRecord, label: str, pepper: bytes, now: datetime
 ) -> dict[str, object]:
@@ -195,39 +183,6 @@ def _values(
         "id": minted.key_id,
         "tenant_id": tenant.id,
         "label": label,
-        "key_hash": _hash(minted.text, pepper),
+        "key_hash": key_hash(minted.text, pepper),
         "created_at": now,
     }
-
-
-def _compose(id_bytes: bytes, secret_bytes: bytes) -> MintedKey:
-    key_id = _base62(int.from_bytes(id_bytes), _ID_CHARS)
-    body = f"lpx_{key_id}_{_base62(int.from_bytes(secret_bytes), _SECRET_CHARS)}"
-    return MintedKey(key_id, body + _checksum(body))
-
-
-def _parse(text: str) -> str:
-    """Return the key id of a well-formed key."""
-    match = _FORMAT.fullmatch(text)
-    if match is None:
-        raise KeyMalformed("The API key is malformed: a key looks like lpx_<id>_<secret>.")
-    if match[2] != _checksum(text[:-_CHECKSUM_CHARS]):
-        raise KeyMalformed("The API key is malformed: its checksum is wrong, so it has a typo.")
-    return match[1]
-
-
-def _checksum(body: str) -> str:
-    return _base62(zlib.crc32(body.encode()), _CHECKSUM_CHARS)
-
-
-def _hash(text: str, pepper: bytes) -> str:
-    # The secret has 256 random bits: there is nothing to guess that a slow hash would protect.
-    return hmac.digest(pepper, b"loraplex key hash\0" + text.encode(), hashlib.sha256).hex()
-
-
-def _base62(number: int, width: int) -> str:
-    digits = []
-    for _ in range(width):
-        number, digit = divmod(number, 62)
-        digits.append(_DIGITS[digit])
-    return "".join(reversed(digits))

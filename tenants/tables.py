@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import CheckConstraint, Double, ForeignKey, Index, String
+from sqlalchemy import BigInteger, CheckConstraint, Double, ForeignKey, Index, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from loraplex.tenants.columns import Base, BigId, UtcDateTime
@@ -54,6 +54,60 @@ class ApiKey(Base):
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
+class AdminKey(Base):
+    """A key of the operator, for the admin API; the key itself is nowhere."""
+
+    __tablename__ = "admin_key"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    label: Mapped[str] = mapped_column(String(100))
+    key_hash: Mapped[str] = mapped_column(String(64))
+    """HMAC-SHA256 of the whole key, in hex."""
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
+class PriceRow(Base):
+    """What tokens cost from a time on; added, never changed."""
+
+    __tablename__ = "price"
+    __table_args__ = (
+        CheckConstraint(
+            "prompt_micros >= 0 AND cached_micros >= 0 AND completion_micros >= 0", name="micros"
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    currency: Mapped[str] = mapped_column(String(3))
+    prompt_micros: Mapped[int] = mapped_column(BigInteger)
+    """Millionths of the currency per million tokens; so below."""
+    cached_micros: Mapped[int] = mapped_column(BigInteger)
+    completion_micros: Mapped[int] = mapped_column(BigInteger)
+    valid_from: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class IdempotencyRow(Base):
+    """A POST that its sender may repeat: claimed before its effect, answered with it."""
+
+    __tablename__ = "idempotency"
+
+    owner: Mapped[str] = mapped_column(String(40), primary_key=True)
+    """Id of the admin key that sent it."""
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    """SHA-256 of method, path and body, in hex."""
+    nonce: Mapped[str] = mapped_column(String(64))
+    """Random; tells one attempt from the next, and secrets of the answer are derived from it."""
+    claimed_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    status: Mapped[int | None]
+    """None until it is answered."""
+    answer: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """JSON, without the secrets of the answer."""
+
+
 class UsageRow(Base):
     """What one request used; appended once, never changed."""
 
@@ -64,7 +118,9 @@ class UsageRow(Base):
             "cached_tokens >= 0 AND cached_tokens <= prompt_tokens AND completion_tokens >= 0",
             name="tokens",
         ),
+        CheckConstraint("cost_pico >= 0", name="cost_pico"),
         Index("ix_usage_tenant_id_accepted_at", "tenant_id", "accepted_at"),
+        Index("ix_usage_accepted_at", "accepted_at"),
     )
 
     id: Mapped[BigId] = mapped_column(primary_key=True)
@@ -84,6 +140,11 @@ class UsageRow(Base):
     first_token_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime] = mapped_column(UtcDateTime)
     queue_ms: Mapped[float] = mapped_column(Double)
+    price_id: Mapped[str | None] = mapped_column(ForeignKey("price.id"))
+    """The price as of admission; None where none was set."""
+    currency: Mapped[str | None] = mapped_column(String(3))
+    cost_pico: Mapped[int] = mapped_column(BigInteger)
+    """10⁻¹² of the currency."""
 
 
 class Deployment(Base):

@@ -18,7 +18,8 @@ from loraplex.platform.cli.context import (
 from loraplex.platform.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from loraplex.tenants.api_keys import KeyRecord, MintedKey
+    from loraplex.tenants.api_keys import KeyRecord
+    from loraplex.tenants.key_text import MintedKey
 
 app = typer.Typer(help="API keys of a tenant.")
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from loraplex.tenants import api_keys, directory
-from loraplex.tenants.api_keys import MintedKey, Principal
+from loraplex.tenants import api_keys, directory, key_text
+from loraplex.tenants.api_keys import Principal
 from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.errors import (
@@ -23,12 +23,13 @@ from loraplex.tenants.errors import (
     TenantSuspended,
     ValueRefused,
 )
+from loraplex.tenants.key_text import MintedKey
 from loraplex.tenants.limits import TenantLimits
 from loraplex.tenants.tables import ApiKey
 
 PEPPER = b"pepper" * 8
 ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-SAMPLE = api_keys._compose(bytes(range(12)), bytes(range(32))).text
+SAMPLE = key_text.compose("lpx", bytes(range(12)), bytes(range(32))).text
 
 
 async def mint(
@@ -85,7 +86,7 @@ def test_any_one_wrong_character_is_found_without_the_database(
 ) -> None:
     wrong = data.draw(st.sampled_from(ALPHABET.replace(SAMPLE[position], "")))
     with pytest.raises(KeyMalformed):
-        api_keys._parse(SAMPLE[:position] + wrong + SAMPLE[position + 1 :])
+        key_text.parse("lpx", SAMPLE[:position] + wrong + SAMPLE[position + 1 :])
 
 
 @given(position=st.integers(4, len(SAMPLE) - 2))
@@ -93,19 +94,19 @@ def test_two_characters_in_the_wrong_order_are_found(position: int) -> None:
     swapped = SAMPLE[:position] + SAMPLE[position + 1] + SAMPLE[position] + SAMPLE[position + 2 :]
     if swapped != SAMPLE:
         with pytest.raises(KeyMalformed):
-            api_keys._parse(swapped)
+            key_text.parse("lpx", swapped)
 
 
 @given(st.text(max_size=90))
 def test_arbitrary_text_is_malformed(text: str) -> None:
     with pytest.raises(KeyMalformed):
-        api_keys._parse(text)
+        key_text.parse("lpx", text)
 
 
 @pytest.mark.parametrize("text", ["", SAMPLE + "\n", " " + SAMPLE, SAMPLE.upper(), "sk-" + SAMPLE])
 def test_text_around_a_key_makes_it_malformed(text: str) -> None:
     with pytest.raises(KeyMalformed):
-        api_keys._parse(text)
+        key_text.parse("lpx", text)
 
 
 async def test_a_well_formed_key_of_nobody_is_unknown(database: Database, now: datetime) -> None:
@@ -116,7 +117,7 @@ async def test_a_well_formed_key_of_nobody_is_unknown(database: Database, now: d
 async def test_another_secret_under_a_known_id_is_unknown_even_if_revoked(
     database: Database, acme: TenantRecord, now: datetime
 ) -> None:
-    forged = api_keys._compose(bytes(12), bytes(32))
+    forged = key_text.compose("lpx", bytes(12), bytes(32))
     async with database.session() as session:
         await api_keys.mint(session, acme, "", PEPPER, now, lambda n: bytes(n - 1) + b"\1")
         row = (await session.scalars(select(ApiKey))).one()
@@ -270,6 +271,6 @@ async def test_a_derived_key_that_was_revoked_stays_so(
 
 @given(st.binary(min_size=12, max_size=12), st.binary(min_size=32, max_size=32))
 def test_every_key_has_the_one_form_and_names_its_id(id_bytes: bytes, secret: bytes) -> None:
-    key = api_keys._compose(id_bytes, secret)
+    key = key_text.compose("lpx", id_bytes, secret)
     assert re.fullmatch(r"lpx_[0-9A-Za-z]{17}_[0-9A-Za-z]{49}", key.text)
-    assert api_keys._parse(key.text) == key.key_id
+    assert key_text.parse("lpx", key.text) == key.key_id

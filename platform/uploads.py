@@ -1,0 +1,131 @@
+"""Adapters that come over the network: received, checked, stored, published. No HTTP here."""
+
+import asyncio
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.adapters.checkpoint import Checkpoint, inspect
+from loraplex.adapters.registry import registry
+from loraplex.adapters.registry.registry import Publication, PublishedVersion
+from loraplex.adapters.storage import AdapterStore
+from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.protocol import ModelInfo
+from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.services import Resources
+from loraplex.platform.settings import Settings
+from loraplex.platform.upload_form import UploadForm
+from loraplex.tenants.ids import check_slug
+
+T = TypeVar("T")
+
+ABANDONED_S = 86_400.0
+"""No upload takes that long: what is older was left by a process that was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A form that was received whole: its files lie in a folder that goes when it is left."""
+
+    fields: Mapping[str, str]
+    folder: Path
+
+
+async def receive(
+    resources: Resources, tenant_id: str, content_type: str, chunks: AsyncIterator[bytes]
+) -> PublishedVersion:
+    """Take an upload for a tenant; when this returns, the adapter can be called.
+
+    The same bytes again are the same version. Raises InvalidRequest, NameInvalid,
+    CheckpointInvalid with every problem, VersionConflict, EngineUnavailable before a worker has
+    told its model. Whatever happens, nothing half-received stays.
+    """
+    async with received(resources.settings, content_type, chunks) as upload:
+        name = upload.fields.get("name")
+        if name is None:
+            raise InvalidRequest("name is missing.", "name", "missing_required_parameter")
+        return await publish(resources, tenant_id, name, upload.folder)
+
+
+@asynccontextmanager
+async def received(
+    settings: Settings,
+    content_type: str,
+    chunks: AsyncIterator[bytes],
+    fields: tuple[str, ...] = ("name",),
+) -> AsyncIterator[Upload]:
+    """Write a form's files to disk as they come; `fields` are its other parts."""
+    folder = _staging(settings) / uuid.uuid4().hex
+    form = UploadForm(content_type, folder, fields)
+    try:
+        await _in_thread(lambda: folder.mkdir(parents=True))
+        async for chunk in chunks:
+            await _in_thread(lambda chunk=chunk: form.feed(chunk))  # type: ignore[misc]
+        yield Upload(form.finish(), folder)
+    finally:
+        form.close()
+        await _in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+async def publish(
+    resources: Resources, tenant_id: str, name: str, folder: Path
+) -> PublishedVersion:
+    """Check a checkpoint's folder against the served model, store it, make it the newest version.
+
+    Raises NameInvalid, CheckpointInvalid, VersionConflict, EngineUnavailable.
+    """
+    check_slug(name, "The adapter's name")
+    model = resources.engine.model
+    base = base_shapes(model)
+    checkpoint = await _in_thread(lambda: _check_and_store(resources.settings, folder, base))
+    publication = Publication(
+        name, checkpoint.digest, checkpoint.rank, checkpoint.num_bytes, model.name
+    )
+    async with resources.database.session() as session:
+        return await registry.publish(session, tenant_id, publication, resources.now())
+
+
+def base_shapes(model: ModelInfo) -> BaseShapes:
+    """What adapters of the served model must fit. Raises EngineUnavailable."""
+    shapes = model.shapes
+    if shapes is None:
+        raise EngineUnavailable(
+            f"The engine of {model.name} has not told its layers, so no adapter can be checked."
+        )
+    return BaseShapes(
+        MappingProxyType(shapes.linears), frozenset(shapes.embeddings), frozenset(shapes.heads)
+    )
+
+
+def sweep(settings: Settings, now_s: float) -> None:
+    """Remove what killed processes left of uploads; `now_s` is in seconds since the epoch."""
+    for folder in _staging(settings).glob("*"):
+        if now_s - folder.stat().st_mtime > ABANDONED_S:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _staging(settings: Settings) -> Path:
+    return settings.data_dir / "uploads"
+
+
+def _check_and_store(settings: Settings, folder: Path, base: BaseShapes) -> Checkpoint:
+    checkpoint = inspect(folder, base)
+    AdapterStore(settings.data_dir / "adapters").put(checkpoint)
+    return checkpoint
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Do what blocks; if the caller is cancelled meanwhile, it still comes to its end first, so
+    that nothing is written behind the back of whoever tidies up."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

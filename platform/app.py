@@ -5,13 +5,18 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from loraplex.platform.api import chat, health, models, text_completions
-from loraplex.platform.errors import describe
-from loraplex.platform.middleware import BodyLimit, RequestContext
+from loraplex.platform.api import adapters, chat, health, models, text_completions
+from loraplex.platform.api.admin import admin
+from loraplex.platform.api.bodies import shown_name
+from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.middleware import BodyBounds, BodyLimit, RequestContext
+from loraplex.platform.problems import reply_for
 from loraplex.platform.services import Resources, Services, build_services
+from loraplex.platform.uploads import sweep
 
 
 def create_app(resources: Resources) -> FastAPI:
@@ -21,12 +26,22 @@ def create_app(resources: Resources) -> FastAPI:
     app = FastAPI(title="Loraplex", lifespan=_lifespan, redirect_slashes=False)
     app.state.services = services
     app.add_middleware(
-        BodyLimit, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+        BodyLimit,
+        bounds=BodyBounds(settings.max_body_bytes, settings.body_timeout_s),
+        upload_bounds=BodyBounds(settings.max_upload_bytes, settings.upload_timeout_s),
     )
     # Added last, so it is outermost: it answers the errors of all others.
     app.add_middleware(RequestContext, now=resources.now, entropy=resources.entropy)
     app.add_exception_handler(HTTPException, _answer_route_error)
-    for router in (chat.router, text_completions.router, models.router, health.router):
+    app.add_exception_handler(RequestValidationError, _answer_query_error)
+    for router in (
+        chat.router,
+        text_completions.router,
+        models.router,
+        adapters.router,
+        health.router,
+        admin.router,
+    ):
         app.include_router(router)
     return app
 
@@ -34,16 +49,19 @@ def create_app(resources: Resources) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     services: Services = app.state.services
+    resources = services.resources
+    await asyncio.to_thread(sweep, resources.settings, resources.clock())
     background = [
         asyncio.create_task(services.open_requests.keep_renewing(), name="renew-holds"),
+        asyncio.create_task(services.last_used.run(resources.database), name="last-used-keys"),
         asyncio.create_task(
-            services.last_used.run(services.resources.database), name="last-used-keys"
+            services.admin_last_used.run(resources.database), name="last-used-admin-keys"
         ),
     ]
     try:
         yield
     finally:
-        await services.open_requests.drain(services.resources.settings.drain_timeout_s)
+        await services.open_requests.drain(resources.settings.drain_timeout_s)
         services.prompts.close()
         for task in background:
             task.cancel()
@@ -52,8 +70,16 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
                 await task
 
 
-async def _answer_route_error(_request: Request, error: Exception) -> Response:
-    reply = describe(error)
+async def _answer_query_error(request: Request, error: Exception) -> Response:
+    """Parameters of the path and query, which the framework checks; bodies are read by us."""
+    assert isinstance(error, RequestValidationError)
+    fault = error.errors()[0]
+    name = shown_name(str(fault["loc"][-1]))
+    return await _answer_route_error(request, InvalidRequest(f"{name}: {fault['msg']}.", name))
+
+
+async def _answer_route_error(request: Request, error: Exception) -> Response:
+    reply = reply_for(error, request.scope)
     response = Response(reply.body, reply.status)
     response.raw_headers.extend(reply.headers)
     return response

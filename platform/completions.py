@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import datetime
 
 from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import ResolvedModel
@@ -19,6 +20,7 @@ from loraplex.platform.prompts import Prompt
 from loraplex.platform.services import Services
 from loraplex.tenants import api_keys
 from loraplex.tenants.api_keys import Principal
+from loraplex.tenants.prices import Price, current_price
 from loraplex.tenants.quotas import Hold
 
 MAX_SEED = (1 << 63) - 1
@@ -76,7 +78,7 @@ async def complete(
     accepted_at = services.now()
     principal = await authenticate(call.key, services)
     asked = await call.read()
-    target = await _resolve(principal, asked.model, services)
+    target, price = await _resolve(principal, asked.model, accepted_at, services)
     prompt = await services.prompts.encode(asked.prompt)
     sampling = _sampling(asked, len(prompt), services)
     submit = Submit(
@@ -93,6 +95,7 @@ async def complete(
         target=target,
         submit=submit,
         accepted_at=accepted_at,
+        price=price,
     )
     try:
         hold = await services.open_requests.reserve(request)
@@ -117,12 +120,16 @@ async def authenticate(key: str | None, services: Services) -> Principal:
     return principal
 
 
-async def _resolve(principal: Principal, model: str, services: Services) -> ResolvedModel:
+async def _resolve(
+    principal: Principal, model: str, accepted_at: datetime, services: Services
+) -> tuple[ResolvedModel, Price | None]:
+    """What the request runs on and what it costs, both fixed from here on."""
     engine = services.resources.engine
     if not engine.connected:
         raise EngineUnavailable("No worker is connected; try again in a moment.")
     async with services.resources.database.reader() as session:
-        return await registry.resolve(session, principal.tenant_id, model, engine.model.name)
+        target = await registry.resolve(session, principal.tenant_id, model, engine.model.name)
+        return target, await current_price(session, accepted_at)
 
 
 async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[Tokens, None]:

@@ -1,15 +1,17 @@
 """What routes take from a request: the platform's parts, the caller's key, a checked body."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
 from loraplex.platform.completions import Call, CompletionRequest, authenticate
-from loraplex.platform.errors import ClientGone
+from loraplex.platform.errors import AdminKeyNeeded, ClientGone, KeyMissing
 from loraplex.platform.log import AccessLine
 from loraplex.platform.services import Services
+from loraplex.tenants import admin_keys, api_keys
+from loraplex.tenants.admin_keys import AdminPrincipal
 from loraplex.tenants.api_keys import Principal
 
 
@@ -31,17 +33,47 @@ async def principal_of(request: Request) -> Principal:
     return await authenticate(bearer_key(request), services_of(request))
 
 
+async def body_of(request: Request) -> bytes:
+    """The whole body. Raises ClientGone where it stops to come."""
+    try:
+        return await request.body()
+    except ClientDisconnect:
+        raise ClientGone from None
+
+
+async def chunks_of(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises ClientGone where it stops to come."""
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except ClientDisconnect:
+        raise ClientGone from None
+
+
+async def admin_of(request: Request) -> AdminPrincipal:
+    """The operator that the key stands for. Raises KeyMissing, AdminKeyNeeded, KeyRefused."""
+    services = services_of(request)
+    key = bearer_key(request)
+    if key is None:
+        raise KeyMissing
+    if key.startswith(f"{api_keys.PREFIX}_"):
+        raise AdminKeyNeeded
+    now = services.now()
+    async with services.resources.database.reader() as session:
+        admin = await admin_keys.verify(session, key, services.resources.pepper, now)
+    services.admin_last_used.note(admin.key_id, now)
+    return admin
+
+
 def call_of(request: Request, check: Callable[[bytes], CompletionRequest]) -> Call:
     """The call that a request makes; its body is read when the caller is known."""
 
     async def read() -> CompletionRequest:
-        try:
-            return check(await request.body())
-        except ClientDisconnect:
-            raise ClientGone from None
+        return check(await body_of(request))
 
     return Call(AccessLine.of(request.scope).request_id, bearer_key(request), read)
 
 
 ServicesOf = Annotated[Services, Depends(services_of)]
 Caller = Annotated[Principal, Depends(principal_of)]
+Admin = Annotated[AdminPrincipal, Depends(admin_of)]

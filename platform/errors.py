@@ -4,6 +4,7 @@ PlatformError
 ├── InvalidRequest          a field is wrong; `param` names it
 ├── ContextLengthExceeded   prompt and output do not fit into the model's context
 ├── KeyMissing              no bearer key came with the request
+├── AdminKeyNeeded          a tenant's key came where only an operator's opens
 ├── BodyTooLarge, BodyTimeout
 ├── ClientGone              the client left; nobody reads an answer
 ├── ClientStalled           the client stopped to read its stream
@@ -56,6 +57,13 @@ class KeyMissing(PlatformError):
 
     def __init__(self) -> None:
         super().__init__("No API key was sent; send it as the header 'Authorization: Bearer KEY'.")
+
+
+class AdminKeyNeeded(PlatformError):
+    """A tenant's key came to a route of the operator's."""
+
+    def __init__(self) -> None:
+        super().__init__("This route needs an admin key (lpxadm_…), not a tenant's key.")
 
 
 class BodyTooLarge(PlatformError):
@@ -116,8 +124,22 @@ class ErrorReply:
 
     status: int
     body: bytes
-    """JSON in OpenAI's form."""
+    """JSON."""
     headers: Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a client is told of an error, in whatever form."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+    param: str | None
+    headers: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...] = ()
+    """Each reason, where there may be several."""
 
 
 _REQUEST, _OUTAGE, _SERVER = "invalid_request_error", "service_unavailable_error", "server_error"
@@ -148,6 +170,7 @@ RULES: Mapping[type[Exception], Rule] = {
     InvalidRequest: Rule(400, _REQUEST),
     ContextLengthExceeded: Rule(400, _REQUEST, "context_length_exceeded"),
     KeyMissing: _refused_key("invalid_api_key"),
+    AdminKeyNeeded: Rule(403, "permission_error", "admin_key_required"),
     BodyTooLarge: Rule(413, _REQUEST, "request_too_large"),
     BodyTimeout: Rule(408, _REQUEST, "request_timeout", headers=(("connection", "close"),)),
     ClientGone: Rule(499, _REQUEST, "client_closed_request"),
@@ -168,10 +191,12 @@ RULES: Mapping[type[Exception], Rule] = {
     tenants.TenantSuspended: Rule(403, "permission_error", "tenant_suspended"),
     tenants.QuotaExceeded: Rule(429, "rate_limit_error", "rate_limit_exceeded"),
     tenants.RequestExceedsLimit: Rule(400, _REQUEST, "request_exceeds_limit"),
+    tenants.IdempotencyInProgress: Rule(409, "conflict_error", "idempotency_in_progress"),
+    tenants.IdempotencyKeyReused: Rule(422, _REQUEST, "idempotency_key_reuse"),
     database_exc.OperationalError: _database_down(),
     database_exc.InterfaceError: _database_down(),
     database_exc.TimeoutError: _database_down(),
-    # Adapters: uploads are checked by the command line, so here they are the server's fault.
+    # Adapters: only an upload is the client's.
     adapters.AdapterError: _INTERNAL,
     adapters.CheckpointInvalid: Rule(400, _REQUEST, "invalid_adapter"),
     registry.RegistryError: _INTERNAL,
@@ -194,14 +219,39 @@ def rule_for(error: type[BaseException]) -> Rule:
 
 def describe(error: BaseException) -> ErrorReply:
     """What a client is told of an error: status, body in OpenAI's form, headers."""
+    told = tell(error)
+    fields: dict[str, object] = {
+        "message": told.message,
+        "type": told.type,
+        "param": told.param,
+        "code": told.code,
+    }
+    if told.problems:
+        fields["problems"] = told.problems
+    body = msgspec.json.encode({"error": fields})
+    return ErrorReply(told.status, body, encoded(told.headers, "application/json"))
+
+
+def tell(error: BaseException) -> Told:
+    """What a client is told of an error."""
     if isinstance(error, HTTPException):
-        return _describe_route(error)
+        return _tell_route(error)
     rule = rule_for(type(error))
-    return ErrorReply(
+    return Told(
         status=rule.status,
-        body=_body(rule.message or str(error), rule.type, _param(error), _code(error, rule)),
-        headers=_headers((*rule.headers, *_wait_headers(error))),
+        type=rule.type,
+        code=_code(error, rule),
+        message=rule.message or str(error),
+        param=_param(error),
+        headers=(*rule.headers, *_wait_headers(error)),
+        problems=error.problems if isinstance(error, adapters.CheckpointInvalid) else (),
     )
+
+
+def encoded(headers: tuple[tuple[str, str], ...], content_type: str) -> Headers:
+    """Headers as ASGI has them."""
+    pairs = (("content-type", content_type), *headers)
+    return [(name.encode(), value.encode()) for name, value in pairs]
 
 
 def error_event(error: BaseException) -> bytes:
@@ -218,24 +268,17 @@ def log_failure(error: BaseException) -> None:
         _log.error("the request failed", exc_info=error)
 
 
-def _describe_route(error: HTTPException) -> ErrorReply:
+def _tell_route(error: HTTPException) -> Told:
     """Unknown routes and methods, which the router reports."""
     codes = {404: "route_not_found", 405: "method_not_allowed"}
-    return ErrorReply(
+    return Told(
         status=error.status_code,
-        body=_body(
-            f"{error.detail}: no such route or method; see the API's documentation.",
-            _REQUEST,
-            None,
-            codes.get(error.status_code, "http_error"),
-        ),
-        headers=_headers(tuple((error.headers or {}).items())),
+        type=_REQUEST,
+        code=codes.get(error.status_code, "http_error"),
+        message=f"{error.detail}: no such route or method; see the API's documentation.",
+        param=None,
+        headers=tuple((error.headers or {}).items()),
     )
-
-
-def _body(message: str, type_: str, param: str | None, code: str) -> bytes:
-    error = {"message": message, "type": type_, "param": param, "code": code}
-    return msgspec.json.encode({"error": error})
 
 
 def _param(error: BaseException) -> str | None:
@@ -257,8 +300,3 @@ def _wait_headers(error: BaseException) -> tuple[tuple[str, str], ...]:
         ("retry-after", str(max(1, math.ceil(wait_s)))),
         ("retry-after-ms", str(max(1, math.ceil(wait_s * 1000)))),
     )
-
-
-def _headers(pairs: tuple[tuple[str, str], ...]) -> Headers:
-    content = (("content-type", "application/json"),)
-    return [(name.encode(), value.encode()) for name, value in content + pairs]

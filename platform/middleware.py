@@ -3,13 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loraplex.platform.errors import BodyTimeout, BodyTooLarge, describe, log_failure
+from loraplex.platform.errors import BodyTimeout, BodyTooLarge, log_failure
 from loraplex.platform.log import REQUEST_ID, AccessLine
+from loraplex.platform.problems import reply_for
 from loraplex.tenants.ids import Entropy, new_id
 
 _access_log = logging.getLogger("loraplex.access")
@@ -41,7 +43,7 @@ class RequestContext:
             log_failure(error)
             if tagged.status is not None:
                 raise
-            await _answer_error(error, tagged)
+            await _answer_error(error, scope, tagged)
         finally:
             _log_access(scope, line, tagged.status)
             REQUEST_ID.reset(token)
@@ -62,31 +64,44 @@ class _TaggedSend:
         await self._send(message)
 
 
-class BodyLimit:
-    """Bounds the size of a request body and the time that it may take to arrive."""
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """How large a body may be, and how long it may take to arrive."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+    max_bytes: int
+    timeout_s: float
+
+
+class BodyLimit:
+    """Bounds the bodies of requests; those of uploads by bounds of their own."""
+
+    def __init__(self, app: ASGIApp, bounds: BodyBounds, upload_bounds: BodyBounds) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+        self._bounds = bounds
+        self._upload_bounds = upload_bounds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection of the server. Raises BodyTooLarge before a byte is read."""
         if scope["type"] == "http":
+            bounds = self._upload_bounds if _is_upload(scope) else self._bounds
             declared = dict(scope["headers"]).get(b"content-length", b"0")
-            if declared.isdigit() and int(declared) > self._max_bytes:
-                raise BodyTooLarge(self._max_bytes)
-            receive = _BoundedReceive(receive, self._max_bytes, self._timeout_s)
+            if declared.isdigit() and int(declared) > bounds.max_bytes:
+                raise BodyTooLarge(bounds.max_bytes)
+            receive = _BoundedReceive(receive, bounds)
         await self._app(scope, receive, send)
+
+
+def _is_upload(scope: Scope) -> bool:
+    """Whoever adds a route with such a path must not keep its body in memory."""
+    return bool(scope["method"] == "POST" and scope["path"].endswith("/adapters"))
 
 
 class _BoundedReceive:
     """Raises BodyTooLarge or BodyTimeout while a body comes in; has no say after its end."""
 
-    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, receive: Receive, bounds: BodyBounds) -> None:
         self._receive = receive
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+        self._bounds = bounds
         self._deadline_s: float | None = None
         self._num_bytes = 0
         self._whole = False
@@ -96,23 +111,23 @@ class _BoundedReceive:
             return await self._receive()
         message = await self._receive_in_time()
         self._num_bytes += len(message.get("body", b""))
-        if self._num_bytes > self._max_bytes:
-            raise BodyTooLarge(self._max_bytes)
+        if self._num_bytes > self._bounds.max_bytes:
+            raise BodyTooLarge(self._bounds.max_bytes)
         self._whole = not message.get("more_body", False)
         return message
 
     async def _receive_in_time(self) -> Message:
         if self._deadline_s is None:
-            self._deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+            self._deadline_s = asyncio.get_running_loop().time() + self._bounds.timeout_s
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 return await self._receive()
         except TimeoutError:
-            raise BodyTimeout(self._timeout_s) from None
+            raise BodyTimeout(self._bounds.timeout_s) from None
 
 
-async def _answer_error(error: Exception, send: Send) -> None:
-    reply = describe(error)
+async def _answer_error(error: Exception, scope: Scope, send: Send) -> None:
+    reply = reply_for(error, scope)
     length = (b"content-length", str(len(reply.body)).encode())
     headers = [*reply.headers, length]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

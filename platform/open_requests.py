@@ -20,6 +20,7 @@ from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
 from loraplex.tenants.api_keys import Principal
 from loraplex.tenants.ledger import FinishReason, UsageRecord
+from loraplex.tenants.prices import Price, cost_pico
 from loraplex.tenants.quotas import Hold, Quotas, Reservation
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class OpenRequest:
     target: ResolvedModel
     submit: Submit
     accepted_at: datetime
+    price: Price | None
+    """As of `accepted_at`; later ones are for later requests."""
     holding: asyncio.Task[Hold] | None = None
     dispatched: bool = False
     """True from when the engine may have started on it; nothing before that is charged."""
@@ -163,6 +166,7 @@ class OpenRequests:
         ending = request.finished or await self._engine.abort(submit.request_id)
         usage = _delivered(request) if ending is None else ending.usage
         reason: FinishReason = "error" if ending is None or request.failed else ending.reason
+        price = request.price
         return UsageRecord(
             request_id=submit.request_id,
             tenant_id=request.principal.tenant_id,
@@ -178,6 +182,10 @@ class OpenRequests:
             first_token_at=request.first_token_at,
             finished_at=self._now(),
             queue_ms=0.0 if ending is None else ending.queue_ms,
+            price_id=None if price is None else price.id,
+            currency=None if price is None else price.currency,
+            # Nobody pays for what the platform broke off.
+            cost_pico=0 if price is None or reason == "error" else _cost_pico(price, usage),
         )
 
     async def _append(self, record: UsageRecord) -> None:
@@ -208,6 +216,12 @@ def _hold_of(request: OpenRequest) -> Hold | None:
     if holding is None or not holding.done() or holding.cancelled() or holding.exception():
         return None
     return holding.result()
+
+
+def _cost_pico(price: Price, usage: Usage) -> int:
+    return cost_pico(
+        price.tokens, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+    )
 
 
 def _delivered(request: OpenRequest) -> Usage:

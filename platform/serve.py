@@ -13,6 +13,8 @@ from loraplex.platform.gateway import GatewayServer, listen, open_resources
 from loraplex.platform.services import Resources
 from loraplex.platform.settings import Settings
 from loraplex.platform.supervisor import WorkerSupervisor
+from loraplex.tenants import admin_keys
+from loraplex.tenants.errors import KeyRevoked
 
 WORKER_STOP_S = 10.0
 """What the worker gets to end, after the gateway has drained."""
@@ -26,6 +28,8 @@ class Ready:
     url: str
     tenants: tuple[SeededTenant, ...]
     base_model: str
+    admin_key: str | None
+    """Opens the admin API and the console; None where the operator revoked it."""
 
     def as_json(self) -> str:
         """One line of JSON."""
@@ -59,9 +63,20 @@ async def _serve_when_ready(
     tenants: list[SeededTenant] = []
     if settings.model == DEMO_MODEL:
         tenants = await seed(resources, demo_model_dir(settings.data_dir))
+    admin_key = await _admin_key(resources)
     await server.load_prompts()
-    ready = Ready(server.url, tuple(tenants), resources.engine.model.name)
+    ready = Ready(server.url, tuple(tenants), resources.engine.model.name, admin_key)
     await server.serve_until_signalled(lambda: announce(ready))
+
+
+async def _admin_key(resources: Resources) -> str | None:
+    """The key that this deployment's secret determines, the same at each start."""
+    async with resources.database.session() as session:
+        try:
+            minted = await admin_keys.derive(session, "serve", resources.pepper, resources.now())
+        except KeyRevoked:
+            return None
+    return minted.text
 
 
 async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:

@@ -16,6 +16,7 @@ from loraplex.tenants.db import Database
 from loraplex.tenants.ids import Entropy
 from loraplex.tenants.last_used import LastUsed
 from loraplex.tenants.quotas import Quotas
+from loraplex.tenants.tables import AdminKey, ApiKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Services:
     open_requests: OpenRequests
     metrics: GatewayMetrics
     last_used: LastUsed
+    admin_last_used: LastUsed
 
     def now(self) -> datetime:
         """The time, in UTC."""
@@ -68,5 +70,6 @@ def build_services(resources: Resources) -> Services:
             resources.now,
         ),
         metrics=metrics,
-        last_used=LastUsed(),
+        last_used=LastUsed(ApiKey),
+        admin_last_used=LastUsed(AdminKey),
     )

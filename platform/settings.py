@@ -87,6 +87,14 @@ class Settings(BaseSettings):
     body_timeout_s: float = Field(
         30.0, gt=0, description="A request body must have arrived after this time, or it gets 408."
     )
+    max_upload_bytes: int = Field(
+        1024 * 1024 * 1024,
+        ge=1024,
+        description="Largest upload of an adapter; more is refused with 413.",
+    )
+    upload_timeout_s: float = Field(
+        600.0, gt=0, description="An upload must have arrived after this time, or it gets 408."
+    )
     stream_buffer_events: int = Field(
         1024,
         ge=1,

@@ -5,13 +5,16 @@ One field `name`, and the two files of a checkpoint; anything else is refused.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
 from loraplex.platform.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
 
 FILES = (CONFIG_FILE, TENSORS_FILE)
 MAX_FIELD_BYTES = 1024
@@ -61,7 +64,7 @@ class UploadForm:
             self._file.close()
             self._file = None
 
-    def _callbacks(self) -> dict[str, object]:
+    def _callbacks(self) -> "MultipartCallbacks":
         return {
             "on_part_begin": self._begin_part,
             "on_header_field": lambda data, start, end: self._add_header(0, data[start:end]),

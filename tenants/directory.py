@@ -89,6 +89,33 @@ async def list_tenants(session: AsyncSession) -> list[TenantRecord]:
     return [_record(row) for row in await session.scalars(select(Tenant).order_by(Tenant.name))]
 
 
+async def list_page(
+    session: AsyncSession, limit: int, after_id: str | None = None
+) -> list[TenantRecord]:
+    """Return the first `limit` tenants that were made after one of this id, oldest first."""
+    query = select(Tenant).where(Tenant.id > (after_id or "")).order_by(Tenant.id).limit(limit)
+    return [_record(row) for row in await session.scalars(query)]
+
+
+async def change(
+    session: AsyncSession, tenant_id: str, weight: float, limits: TenantLimits
+) -> TenantRecord:
+    """Give a tenant this weight and these limits, for requests from now on.
+
+    Raises:
+        TenantNotFound: there is none.
+        ValueRefused: weight or a limit is out of range.
+    """
+    _check_ranges(weight, limits)
+    tenant = await _get(session, Tenant.id == tenant_id, tenant_id)
+    tenant.weight = weight
+    tenant.requests_per_minute = limits.requests_per_minute
+    tenant.tokens_per_minute = limits.tokens_per_minute
+    tenant.concurrency = limits.concurrency
+    await session.flush()
+    return _record(tenant)
+
+
 async def suspend(session: AsyncSession, name: str) -> TenantRecord:
     """Refuse the keys of this tenant until it is resumed; no effect if it is suspended.
 

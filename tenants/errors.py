@@ -16,6 +16,8 @@ TenantsError
 │   ├── QuotaExceeded       too much for now (retry later)
 │   ├── RequestExceedsLimit too much for ever (never retried)
 │   └── HoldConflict        the request id already holds something else
+├── IdempotencyInProgress   the first POST with this key has not been answered yet
+├── IdempotencyKeyReused    the key came with another POST before
 └── UsageConflict           the request id is already in the ledger with other figures
 """
 
@@ -130,3 +132,21 @@ class HoldConflict(QuotaError):
 
 class UsageConflict(TenantsError):
     """The request id is in the ledger with other figures."""
+
+
+class IdempotencyInProgress(TenantsError):
+    """The first request with this idempotency key has not been answered yet."""
+
+    def __init__(self) -> None:
+        super().__init__("A request with this Idempotency-Key is being served; try again.")
+        self.retry_after_s = 1.0
+
+
+class IdempotencyKeyReused(TenantsError):
+    """The idempotency key came with another request before."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This Idempotency-Key came with another request in the last 24 hours; a new request "
+            "needs a new key."
+        )

@@ -8,7 +8,7 @@ from sqlalchemy import or_, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex.tenants.db import Database
-from loraplex.tenants.tables import ApiKey
+from loraplex.tenants.tables import AdminKey, ApiKey
 
 _log = logging.getLogger(__name__)
 
@@ -16,8 +16,9 @@ _log = logging.getLogger(__name__)
 class LastUsed:
     """Collects uses, so that a request costs no write and a key at most one per flush."""
 
-    def __init__(self) -> None:
-        """Start with nothing to write."""
+    def __init__(self, table: type[ApiKey] | type[AdminKey] = ApiKey) -> None:
+        """Start with nothing to write; `table` has the keys."""
+        self._table = table
         self._noted: dict[str, datetime] = {}
 
     def note(self, key_id: str, now: datetime) -> None:
@@ -28,7 +29,7 @@ class LastUsed:
         """Write what was noted since the last flush; a failed write is tried again by the next."""
         noted, self._noted = self._noted, {}
         try:
-            await _write(database, noted)
+            await self._write(database, noted)
         except BaseException:
             self._noted = noted | self._noted
             raise
@@ -48,14 +49,14 @@ class LastUsed:
         except SQLAlchemyError as error:
             _log.warning("when keys were last used could not be written: %s", error)
 
-
-async def _write(database: Database, noted: dict[str, datetime]) -> None:
-    if not noted:
-        return
-    async with database.session() as session:
-        for key_id, used_at in noted.items():
-            # Another gateway may have seen a later use.
-            later = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < used_at)
-            await session.execute(
-                update(ApiKey).where(ApiKey.id == key_id, later).values(last_used_at=used_at)
-            )
+    async def _write(self, database: Database, noted: dict[str, datetime]) -> None:
+        if not noted:
+            return
+        keys = self._table
+        async with database.session() as session:
+            for key_id, used_at in noted.items():
+                # Another gateway may have seen a later use.
+                later = or_(keys.last_used_at.is_(None), keys.last_used_at < used_at)
+                await session.execute(
+                    update(keys).where(keys.id == key_id, later).values(last_used_at=used_at)
+                )

@@ -1,14 +1,15 @@
 """The ledger: what each request used, appended once and never changed."""
 
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Literal
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.dialects import insert_unless_there
-from loraplex.tenants.errors import UsageConflict
+from loraplex.tenants.errors import UsageConflict, ValueRefused
 from loraplex.tenants.tables import UsageRow
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -39,10 +40,42 @@ class UsageRecord:
     finished_at: datetime
     queue_ms: float
     """From arrival at the worker to its first step."""
+    price_id: str | None = None
+    """The entry of the price book as of admission; None where there was none."""
+    currency: str | None = None
+    cost_pico: int = 0
+    """10⁻¹² of the currency."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_tokens <= self.prompt_tokens or self.completion_tokens < 0:
             raise ValueError(f"impossible token counts: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageFilter:
+    """Which records; None takes all."""
+
+    tenant_id: str | None = None
+    since: datetime | None = None
+    """Accepted then or later."""
+    until: datetime | None = None
+    """Accepted before."""
+    model: str | None = None
+    """As resolved; without `@version` all versions of the adapter."""
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """Return it in SQL."""
+        found: list[ColumnElement[bool]] = []
+        if self.tenant_id is not None:
+            found.append(UsageRow.tenant_id == self.tenant_id)
+        if self.since is not None:
+            found.append(UsageRow.accepted_at >= self.since)
+        if self.until is not None:
+            found.append(UsageRow.accepted_at < self.until)
+        if self.model is not None:
+            versions = UsageRow.model.startswith(f"{self.model}@", autoescape=True)
+            found.append(or_(UsageRow.model == self.model, versions))
+        return found
 
 
 _FIELDS = tuple(UsageRecord.__dataclass_fields__)
@@ -75,13 +108,41 @@ async def list_usage(
     limit: int = 100,
 ) -> list[UsageRecord]:
     """Return the tenant's records accepted in [since, until): the newest `limit`, newest first."""
-    query = select(UsageRow).where(UsageRow.tenant_id == tenant_id)
-    if since is not None:
-        query = query.where(UsageRow.accepted_at >= since)
-    if until is not None:
-        query = query.where(UsageRow.accepted_at < until)
-    newest = query.order_by(UsageRow.accepted_at.desc(), UsageRow.id.desc()).limit(limit)
+    return await find_usage(
+        session, UsageFilter(tenant_id=tenant_id, since=since, until=until), limit
+    )
+
+
+async def find_usage(
+    session: AsyncSession, asked: UsageFilter, limit: int, after: str | None = None
+) -> list[UsageRecord]:
+    """Return the newest `limit` records, newest first; `after` is the request they come after.
+
+    Raises:
+        ValueRefused: no request has the id `after`.
+    """
+    query = select(UsageRow).where(*asked.conditions())
+    place = tuple_(UsageRow.accepted_at, UsageRow.request_id)
+    if after is not None:
+        last = await session.scalar(select(UsageRow).where(UsageRow.request_id == after))
+        if last is None:
+            raise ValueRefused(f"No request {after[:80]!r} is in the ledger.", "after")
+        query = query.where(place < (last.accepted_at, last.request_id))
+    newest = query.order_by(UsageRow.accepted_at.desc(), UsageRow.request_id.desc()).limit(limit)
     return [_record(row) for row in await session.scalars(newest)]
+
+
+async def stream_usage(session: AsyncSession, asked: UsageFilter) -> AsyncIterator[UsageRecord]:
+    """Yield all records of one statement's snapshot, by time of acceptance and then id."""
+    query = (
+        select(UsageRow)
+        .where(*asked.conditions())
+        .order_by(UsageRow.accepted_at, UsageRow.request_id)
+        .execution_options(yield_per=1000)
+    )
+    async for row in await session.stream_scalars(query):
+        yield _record(row)
+        session.expunge(row)
 
 
 def _record(row: UsageRow) -> UsageRecord:

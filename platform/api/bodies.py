@@ -29,11 +29,12 @@ def parse(body: bytes, schema: type[S]) -> S:
     fields = {k: v for k, v in _json_object(body).items() if v is not None}
     for name in NO_OP_FIELDS:
         fields.pop(name, None)
-    fields = without_defaults(fields, UNSUPPORTED_FIELDS, "")
-    try:
-        return schema.model_validate(fields)
-    except ValidationError as error:
-        raise _invalid(error) from None
+    return _checked(without_defaults(fields, UNSUPPORTED_FIELDS, ""), schema)
+
+
+def parse_exactly(body: bytes, schema: type[S]) -> S:
+    """Read a body as `schema`, where null means null. Raises InvalidRequest."""
+    return _checked(_json_object(body), schema)
 
 
 def without_defaults(
@@ -61,6 +62,13 @@ def shown(value: object) -> str:
         case _:
             text = json.dumps(value)
             return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
+
+
+def _checked(fields: dict[str, Any], schema: type[S]) -> S:
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        raise _invalid(error) from None
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

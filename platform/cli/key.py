@@ -74,7 +74,7 @@ def list_(
 
     keys, now = run(work, data_dir, database_url)
     if as_json:
-        print_json(asdict(key) | {"status": _status(key, now)} for key in keys)
+        print_json(asdict(key) | {"status": status_of(key, now)} for key in keys)
         return
     print_table(
         ("KEY ID", "LABEL", "STATUS", "CREATED", "LAST USED", "EXPIRES"),
@@ -82,7 +82,7 @@ def list_(
             (
                 key.key_id,
                 key.label or "-",
-                _status(key, now),
+                status_of(key, now),
                 key.created_at,
                 key.last_used_at,
                 key.expires_at,
@@ -113,7 +113,8 @@ def revoke(
     typer.echo(f"Revoked key {key_id}.")
 
 
-def _status(key: "KeyRecord", now: datetime) -> str:
+def status_of(key: "KeyRecord", now: datetime) -> str:
+    """Whether a key is accepted: `active`, `expired` or `revoked`."""
     if key.revoked_at is not None:
         return "revoked"
     if key.expires_at is not None and key.expires_at <= now:

@@ -2,7 +2,18 @@
 
 import typer
 
-from loraplex.platform.cli import adapter, bench, key, migrate, serving, tenant, usage
+from loraplex.platform.cli import (
+    adapter,
+    admin_key,
+    bench,
+    billing,
+    key,
+    migrate,
+    price,
+    serving,
+    tenant,
+    usage,
+)
 
 app = typer.Typer(
     name="loraplex",
@@ -21,6 +32,9 @@ app.add_typer(tenant.app, name="tenant")
 app.add_typer(key.app, name="key")
 app.add_typer(adapter.app, name="adapter")
 app.add_typer(usage.app, name="usage")
+app.add_typer(price.app, name="price")
+app.add_typer(billing.app, name="billing")
+app.add_typer(admin_key.app, name="admin-key")
 app.add_typer(bench.app, name="bench")
 
 

@@ -11,6 +11,7 @@ from loraplex.platform.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from loraplex.tenants.ledger import UsageRecord
+    from loraplex.tenants.usage_sums import UsageSum
 
 app = typer.Typer(help="Usage of a tenant.")
 
@@ -34,26 +35,38 @@ def show(
 ) -> None:
     """Show the requests accepted from `since` on and before `until`, oldest first."""
 
-    async def work(context: CommandContext) -> "list[UsageRecord]":
-        from loraplex.tenants import directory, ledger
+    async def work(context: CommandContext) -> "tuple[list[UsageRecord], list[UsageSum]]":
+        from loraplex.tenants import directory
+        from loraplex.tenants.ledger import UsageFilter, find_usage
+        from loraplex.tenants.usage_sums import sum_usage
 
         async with context.database.reader() as session:
             owner = await directory.get_by_name(session, tenant)
-            # One more than asked for tells whether there are more.
-            newest = await ledger.list_usage(
-                session, owner.id, _in_utc(since), _in_utc(until), limit + 1
-            )
-            return newest[::-1]
+            asked = UsageFilter(tenant_id=owner.id, since=_in_utc(since), until=_in_utc(until))
+            newest = await find_usage(session, asked, limit)
+            return newest[::-1], await sum_usage(session, asked)
 
-    records = run(work, data_dir, database_url)
-    if len(records) > limit:
-        records = records[1:]
-        typer.echo(f"Only the newest {limit} requests are shown; raise --limit for more.", err=True)
+    records, sums = run(work, data_dir, database_url)
+    total = sum(each.requests for each in sums)
+    if total > len(records):
+        typer.echo(
+            f"Only the newest {limit} of {total} are shown; raise --limit for more.", err=True
+        )
     if as_json:
         print_json(_as_json(tenant, record) for record in records)
         return
     print_table(
-        ("ACCEPTED", "REQUEST", "MODEL", "PROMPT", "CACHED", "OUTPUT", "FINISH", "QUEUE MS"),
+        (
+            "ACCEPTED",
+            "REQUEST",
+            "MODEL",
+            "PROMPT",
+            "CACHED",
+            "OUTPUT",
+            "FINISH",
+            "QUEUE MS",
+            "COST",
+        ),
         (
             (
                 r.accepted_at,
@@ -64,18 +77,37 @@ def show(
                 r.completion_tokens,
                 r.finish_reason,
                 r.queue_ms,
+                _cost(r.currency, r.cost_pico),
             )
             for r in records
         ),
         empty="No requests in this time.",
     )
+    for each in sums:
+        typer.echo(_sentence(each))
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:
     return moment and moment.replace(tzinfo=UTC)
 
 
+def _cost(currency: str | None, pico: int) -> str:
+    from loraplex.tenants.money import decimal_of
+
+    return "-" if currency is None else f"{decimal_of(pico)} {currency}"
+
+
+def _sentence(total: "UsageSum") -> str:
+    return (
+        f"In all {total.requests} requests, {total.prompt_tokens} prompt tokens "
+        f"({total.cached_tokens} cached), {total.completion_tokens} output tokens, "
+        f"{'without a price' if total.currency is None else _cost(total.currency, total.cost_pico)}"
+    )
+
+
 def _as_json(tenant: str, record: "UsageRecord") -> dict[str, object]:
     fields = asdict(record)
     del fields["tenant_id"], fields["requested_model"]
+    # As text: a cost may have more digits than a reader's numbers.
+    fields["cost_pico"] = str(record.cost_pico)
     return {"request_id": fields.pop("request_id"), "tenant": tenant, **fields}

@@ -227,13 +227,17 @@ def test_usage_for_programs_has_one_request_a_line(acme: Shell) -> None:
         "first_token_at": None,
         "finished_at": "2026-03-01T12:00:01+00:00",
         "queue_ms": 1.25,
+        "price_id": None,
+        "currency": None,
+        "cost_pico": "0",
     }
     assert (second["request_id"], second["key_id"]) == ("r1", key_id)
 
 
 def test_usage_for_people_is_a_table(acme: Shell) -> None:
     add_usage(acme, 1)
-    header, line = acme.out("usage", "show", "--tenant", "acme").splitlines()
+    header, line, total = acme.out("usage", "show", "--tenant", "acme").splitlines()
+    assert total.startswith("In all 1 requests, 12 prompt tokens (8 cached), 5 output tokens")
     assert line.split() == [
         "2026-03-01",
         "12:00:00",
@@ -244,6 +248,7 @@ def test_usage_for_people_is_a_table(acme: Shell) -> None:
         "5",
         "stop",
         "1.25",
+        "-",
     ]
     assert header.index("PROMPT") + len("PROMPT") == line.index("12  ") + 2
 
@@ -378,7 +383,7 @@ def test_a_setting_that_is_wrong_is_named(shell: Shell, monkeypatch: pytest.Monk
 
 def test_the_commands_import_nothing_heavy_before_one_runs() -> None:
     program = (
-        "import sys; from loraplex.platform.cli import adapter, key, migrate, tenant, usage; "
+        "import sys; from loraplex.platform.cli import adapter, admin_key, billing, key, migrate, price, tenant, usage; "
         "print(*{'sqlalchemy', 'alembic', 'pydantic', 'numpy', 'torch'} & sys.modules.keys())"
     )
     done = subprocess.run(

@@ -1,0 +1,76 @@
+"""`/v1/adapters`: a tenant's own adapters, uploaded and listed with the tenant's key."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from loraplex.adapters.registry import registry
+from loraplex.adapters.registry.errors import ModelNotFound
+from loraplex.adapters.registry.registry import PublishedVersion
+from loraplex.platform.api.paging import Listing, Page, listing
+from loraplex.platform.api.views import AdapterVersionView
+from loraplex.platform.deps import Caller, ServicesOf, chunks_of
+from loraplex.platform.uploads import receive
+
+router = APIRouter(tags=["adapters"])
+
+UPLOAD_FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["name", "adapter_config.json", "adapter_model.safetensors"],
+                    "properties": {
+                        "name": {"type": "string", "description": "The adapter's name, a slug."},
+                        "adapter_config.json": {"type": "string", "format": "binary"},
+                        "adapter_model.safetensors": {"type": "string", "format": "binary"},
+                    },
+                }
+            }
+        },
+    }
+}
+"""The OpenAPI description of an upload, which is read as it comes."""
+
+
+@router.post("/v1/adapters", status_code=201, openapi_extra=UPLOAD_FORM)
+async def upload_adapter(
+    request: Request, caller: Caller, services: ServicesOf
+) -> AdapterVersionView:
+    """Upload a PEFT LoRA checkpoint: checked, published as the newest version, callable at once.
+
+    The same bytes again are the version that they were before.
+    """
+    content_type = request.headers.get("content-type", "")
+    chunks = chunks_of(request)
+    version = await receive(services.resources, caller.tenant_id, content_type, chunks)
+    return AdapterVersionView.of(version)
+
+
+@router.get("/v1/adapters")
+async def list_adapters(
+    caller: Caller, services: ServicesOf, page: Annotated[Page, Query()]
+) -> Listing[AdapterVersionView]:
+    """List the tenant's adapters by name, each with its newest version."""
+    async with services.resources.database.reader() as session:
+        versions = await registry.list_versions(session, caller.tenant_id)
+    newest: dict[str, PublishedVersion] = {}
+    for version in versions:
+        newest.setdefault(version.model, version)
+    return listing([AdapterVersionView.of(version) for version in newest.values()], page)
+
+
+@router.get("/v1/adapters/{name}")
+async def list_adapter_versions(
+    name: str, caller: Caller, services: ServicesOf, page: Annotated[Page, Query()]
+) -> Listing[AdapterVersionView]:
+    """List the versions of one adapter with their digests, newest first."""
+    async with services.resources.database.reader() as session:
+        versions = await registry.list_versions(session, caller.tenant_id)
+    model = f"{caller.tenant_name}/{name}"
+    found = [AdapterVersionView.of(version) for version in versions if version.model == model]
+    if not found:
+        raise ModelNotFound(f"There is no adapter {name[:60]!r}.")
+    return listing(found, page)

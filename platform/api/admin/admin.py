@@ -1,0 +1,25 @@
+"""`/admin/v1`: all that an operator does, over HTTP. Every route asks for an admin key."""
+
+from fastapi import APIRouter, Depends
+from fastapi.security import HTTPBearer
+
+from loraplex.platform.api.admin import tenants, usage
+from loraplex.platform.api.views import ProblemView
+from loraplex.platform.deps import admin_of
+
+_PROBLEM = {"model": ProblemView, "content": {"application/problem+json": {}}}
+
+router = APIRouter(
+    # The second is for the documentation alone: the first refuses.
+    dependencies=[
+        Depends(admin_of),
+        Depends(HTTPBearer(scheme_name="adminKey", auto_error=False)),
+    ],
+    responses={
+        400: _PROBLEM | {"description": "A parameter or a field of the body is wrong."},
+        401: _PROBLEM | {"description": "No admin key, or one that is not accepted."},
+        403: _PROBLEM | {"description": "A tenant's key."},
+    },
+)
+router.include_router(tenants.router)
+router.include_router(usage.router)

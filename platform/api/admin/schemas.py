@@ -1,0 +1,66 @@
+"""Bodies of the admin API's requests."""
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from loraplex.platform.api.bodies import Schema
+
+
+def _moment(value: object) -> object:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise PydanticCustomError(
+            "datetime", "must be a time with its zone, such as 2026-11-30T08:00:00Z"
+        )
+    return moment
+
+
+Moment = Annotated[datetime, BeforeValidator(_moment)]
+
+
+class LimitsBody(Schema):
+    """Limits; null or absent takes the platform's default."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+
+class TenantBody(Schema):
+    """A new tenant."""
+
+    name: str
+    weight: float = 1.0
+    limits: LimitsBody = LimitsBody()
+
+
+class TenantChange(Schema):
+    """What changes of a tenant; what is absent stays as it is."""
+
+    weight: float | None = None
+    limits: LimitsBody | None = None
+    """Of its fields, too, only those that are there change; null takes the default again."""
+
+
+class KeyBody(Schema):
+    """A new API key."""
+
+    label: str = ""
+    expires_at: Moment | None = None
+
+
+class PriceBody(Schema):
+    """A new entry of the price book: millionths of the currency per million tokens."""
+
+    currency: Annotated[str, Field(max_length=3)]
+    prompt_micros: int
+    cached_micros: int
+    completion_micros: int
+    valid_from: Moment | None = None
+    """Default: now."""

@@ -1,0 +1,240 @@
+"""What the REST routes show of tenants, keys, adapters, usage and prices."""
+
+from datetime import datetime
+from typing import Literal, Self
+
+from pydantic import BaseModel
+
+from loraplex.adapters.registry.registry import PublishedVersion
+from loraplex.platform.api.paging import View
+from loraplex.tenants.api_keys import KeyRecord
+from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.ledger import UsageRecord
+from loraplex.tenants.money import decimal_of
+from loraplex.tenants.prices import Price
+from loraplex.tenants.usage_sums import UsageSum
+
+
+class AdapterVersionView(View):
+    """One version of an adapter; `id` is what a request may name as `model`."""
+
+    object: Literal["adapter.version"] = "adapter.version"
+    model: str
+    """`tenant/adapter`: the newest version."""
+    version: int
+    digest: str
+    rank: int
+    num_bytes: int
+    base_model: str
+    created_at: datetime
+
+    @classmethod
+    def of(cls, version: PublishedVersion) -> Self:
+        """Show it."""
+        return cls(
+            id=f"{version.model}@{version.version}",
+            model=version.model,
+            version=version.version,
+            digest=version.digest,
+            rank=version.rank,
+            num_bytes=version.num_bytes,
+            base_model=version.base_model,
+            created_at=version.created_at,
+        )
+
+
+class LimitsView(BaseModel):
+    """Limits of a tenant's own; null takes the platform's default."""
+
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrency: int | None
+
+
+class TenantView(View):
+    """A tenant."""
+
+    object: Literal["tenant"] = "tenant"
+    name: str
+    status: str
+    weight: float
+    limits: LimitsView
+    created_at: datetime
+
+    @classmethod
+    def of(cls, tenant: TenantRecord) -> Self:
+        """Show it."""
+        limits = tenant.limits
+        return cls(
+            id=tenant.id,
+            name=tenant.name,
+            status=tenant.status,
+            weight=tenant.weight,
+            limits=LimitsView(
+                requests_per_minute=limits.requests_per_minute,
+                tokens_per_minute=limits.tokens_per_minute,
+                concurrency=limits.concurrency,
+            ),
+            created_at=tenant.created_at,
+        )
+
+
+class KeyView(View):
+    """An API key, without the key."""
+
+    object: Literal["api_key"] = "api_key"
+    label: str
+    created_at: datetime
+    last_used_at: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+    @classmethod
+    def of(cls, key: KeyRecord) -> Self:
+        """Show it."""
+        return cls(
+            id=key.key_id,
+            label=key.label,
+            created_at=key.created_at,
+            last_used_at=key.last_used_at,
+            expires_at=key.expires_at,
+            revoked_at=key.revoked_at,
+        )
+
+
+class NewKeyView(View):
+    """A key that was just made; `key` is shown this once and kept nowhere."""
+
+    object: Literal["api_key"] = "api_key"
+    label: str
+    created_at: datetime
+    expires_at: datetime | None
+    key: str
+
+
+class UsageView(View):
+    """What one request used; `id` is the request's."""
+
+    object: Literal["usage"] = "usage"
+    tenant_id: str
+    key_id: str
+    requested_model: str
+    model: str
+    adapter_digest: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    finish_reason: str
+    accepted_at: datetime
+    first_token_at: datetime | None
+    finished_at: datetime
+    queue_ms: float
+    price_id: str | None
+    currency: str | None
+    cost_pico: str
+    """10⁻¹² of the currency, as text, so that no reader rounds it."""
+    cost: str
+    """The same in units of the currency."""
+
+    @classmethod
+    def of(cls, record: UsageRecord) -> Self:
+        """Show it."""
+        return cls(
+            id=record.request_id,
+            tenant_id=record.tenant_id,
+            key_id=record.key_id,
+            requested_model=record.requested_model,
+            model=record.model,
+            adapter_digest=record.adapter_digest,
+            prompt_tokens=record.prompt_tokens,
+            cached_tokens=record.cached_tokens,
+            completion_tokens=record.completion_tokens,
+            finish_reason=record.finish_reason,
+            accepted_at=record.accepted_at,
+            first_token_at=record.first_token_at,
+            finished_at=record.finished_at,
+            queue_ms=record.queue_ms,
+            price_id=record.price_id,
+            currency=record.currency,
+            cost_pico=str(record.cost_pico),
+            cost=decimal_of(record.cost_pico),
+        )
+
+
+class UsageSumView(BaseModel):
+    """Usage of one group; null where it was not grouped by that."""
+
+    tenant: str | None
+    model: str | None
+    since: datetime | None
+    """Start of the hour or day, in UTC."""
+    currency: str | None
+    """Null sums requests that were admitted without a price."""
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    cost_pico: str
+    cost: str
+
+    @classmethod
+    def of(cls, total: UsageSum) -> Self:
+        """Show it."""
+        return cls(
+            tenant=total.tenant,
+            model=total.model,
+            since=total.since,
+            currency=total.currency,
+            requests=total.requests,
+            prompt_tokens=total.prompt_tokens,
+            cached_tokens=total.cached_tokens,
+            completion_tokens=total.completion_tokens,
+            cost_pico=str(total.cost_pico),
+            cost=decimal_of(total.cost_pico),
+        )
+
+
+class UsageSummary(BaseModel):
+    """Sums over the ledger; one entry per group and currency."""
+
+    object: Literal["usage.summary"] = "usage.summary"
+    data: list[UsageSumView]
+
+
+class PriceView(View):
+    """An entry of the price book."""
+
+    object: Literal["price"] = "price"
+    currency: str
+    prompt_micros: int
+    """Millionths of the currency per million tokens; so below."""
+    cached_micros: int
+    completion_micros: int
+    valid_from: datetime
+    created_at: datetime
+
+    @classmethod
+    def of(cls, price: Price) -> Self:
+        """Show it."""
+        return cls(
+            id=price.id,
+            currency=price.currency,
+            prompt_micros=price.tokens.prompt_micros,
+            cached_micros=price.tokens.cached_micros,
+            completion_micros=price.tokens.completion_micros,
+            valid_from=price.valid_from,
+            created_at=price.created_at,
+        )
+
+
+class ProblemView(BaseModel):
+    """An error, as RFC 9457 has it."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    param: str | None
+    problems: list[str] | None = None

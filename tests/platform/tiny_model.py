@@ -2,9 +2,10 @@
 
 from functools import cache
 
+from tests.adapters.build import base
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from loraplex.engine.protocol import ModelInfo
+from loraplex.engine.protocol import LinearShapes, ModelInfo
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
@@ -44,5 +45,10 @@ def model_info(**changes: object) -> ModelInfo:
         "special_tokens": {"bos_token": "<|bos|>", "eos_token": "<|im_end|>"},
         "dtype": "float32",
         "device": "cpu",
+        "shapes": LinearShapes(
+            linears=dict(base().linears),
+            embeddings=tuple(base().embeddings),
+            heads=tuple(base().heads),
+        ),
     }
     return ModelInfo(**(values | changes))

@@ -1,0 +1,348 @@
+"""Adapters over REST: received as they come, refused with every reason, callable at once."""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.adapters import build
+from tests.platform.conftest import NOW, PEPPER, Gateway, error_of
+from tests.platform.tiny_model import model_info
+
+from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, inspect
+from loraplex.adapters.storage import AdapterStore
+from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.settings import Settings
+from loraplex.platform.upload_form import UploadForm
+from loraplex.platform.uploads import ABANDONED_S, received, sweep
+from loraplex.tenants import admin_keys
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path, max_body_bytes=2000, max_upload_bytes=MIB)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return build.save(tmp_path / "mine")
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    return {name: (name, (folder / name).read_bytes()) for name in (CONFIG_FILE, TENSORS_FILE)}
+
+
+async def upload(gateway: Gateway, folder: Path, name: str = "support") -> httpx.Response:
+    return await gateway.client.post("/v1/adapters", data={"name": name}, files=files_of(folder))
+
+
+def leftovers(gateway: Gateway) -> list[Path]:
+    data_dir = gateway.resources.settings.data_dir
+    return [*(data_dir / "uploads").glob("*"), *(data_dir / "adapters").glob(".*")]
+
+
+async def test_an_uploaded_adapter_is_callable_at_once(gateway: Gateway, checkpoint: Path) -> None:
+    response = await upload(gateway, checkpoint)
+    digest = inspect(checkpoint, build.base()).digest
+    assert response.status_code == 201
+    assert response.json() == {
+        "id": "acme/support@1",
+        "object": "adapter.version",
+        "model": "acme/support",
+        "version": 1,
+        "digest": digest,
+        "rank": 2,
+        "num_bytes": 112,
+        "base_model": "tiny",
+        "created_at": "2026-11-30T00:00:00Z",
+    }
+    answer = await gateway.chat(model="acme/support")
+    assert answer.json()["model"] == "acme/support@1"
+    assert (await gateway.engine.submitted()).adapter == digest
+    assert AdapterStore(gateway.resources.settings.data_dir / "adapters").open(digest).is_dir()
+    assert leftovers(gateway) == []
+
+
+async def test_the_same_bytes_again_are_the_same_version(
+    gateway: Gateway, checkpoint: Path, tmp_path: Path
+) -> None:
+    first = await upload(gateway, checkpoint)
+    assert (await upload(gateway, checkpoint)).json() == first.json()
+    other = await upload(gateway, build.save(tmp_path / "other", {"lora_alpha": 7}))
+    assert other.json()["id"] == "acme/support@2"
+
+
+async def test_adapters_are_listed_with_their_versions(
+    gateway: Gateway, checkpoint: Path, tmp_path: Path
+) -> None:
+    await upload(gateway, checkpoint)
+    await upload(gateway, build.save(tmp_path / "other", {"lora_alpha": 7}))
+    await upload(gateway, checkpoint, "sql")
+    newest = (await gateway.client.get("/v1/adapters")).json()["data"]
+    assert [item["id"] for item in newest] == ["acme/sql@1", "acme/support@2"]
+    versions = (await gateway.client.get("/v1/adapters/support")).json()["data"]
+    assert [item["version"] for item in versions] == [2, 1]
+    assert len({item["digest"] for item in versions}) == 2
+
+
+async def test_another_tenants_adapter_is_told_as_an_absent_one(
+    gateway: Gateway, checkpoint: Path
+) -> None:
+    await upload(gateway, checkpoint)
+    _, key = await gateway.make_tenant("other")
+    headers = {"authorization": f"Bearer {key}"}
+    foreign = await gateway.client.get("/v1/adapters/support", headers=headers)
+    absent = await gateway.client.get("/v1/adapters/nothing", headers=headers)
+    assert foreign.status_code == absent.status_code == 404
+    assert foreign.text.replace("support", "nothing") == absent.text
+    assert (await gateway.client.get("/v1/adapters", headers=headers)).json()["data"] == []
+
+
+async def test_an_adapter_is_refused_with_all_problems_at_once(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    broken = build.save(
+        tmp_path / "broken",
+        {"use_dora": True, "zzz": 1},
+        build.tensors() | {"stray": np.zeros(1, np.float32)},
+    )
+    response = await upload(gateway, broken)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_adapter")
+    assert len(error["problems"]) == 3
+    for problem, word in zip(error["problems"], ("use_dora", "zzz", "stray"), strict=True):
+        assert word in problem
+        assert problem in error["message"]
+    assert (await gateway.client.get("/v1/adapters")).json()["data"] == []
+    assert leftovers(gateway) == []
+
+
+async def test_an_operator_uploads_for_a_tenant(gateway: Gateway, checkpoint: Path) -> None:
+    async with gateway.resources.database.session() as session:
+        key = await admin_keys.mint(session, "", PEPPER, NOW, secrets.token_bytes)
+    headers = {"authorization": f"Bearer {key.text}"}
+    url = "/admin/v1/tenants/acme/adapters"
+    made = await gateway.client.post(
+        url, data={"name": "x"}, files=files_of(checkpoint), headers=headers
+    )
+    assert (made.status_code, made.json()["id"]) == (201, "acme/x@1")
+    listed = await gateway.client.get(url, headers=headers)
+    assert [item["id"] for item in listed.json()["data"]] == ["acme/x@1"]
+    refused = await gateway.client.post(
+        url,
+        data={"name": "x"},
+        files=files_of(checkpoint) | {CONFIG_FILE: (CONFIG_FILE, b"{}")},
+        headers=headers,
+    )
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.json()["code"] == "invalid_adapter"
+    assert refused.json()["problems"]
+
+
+@pytest.mark.parametrize(
+    ("name", "leave_out", "code", "param"),
+    [
+        ("Support", None, "invalid_value", None),
+        (None, None, "missing_required_parameter", "name"),
+        ("a", CONFIG_FILE, "missing_required_parameter", CONFIG_FILE),
+        ("a", TENSORS_FILE, "missing_required_parameter", TENSORS_FILE),
+    ],
+)
+async def test_an_incomplete_form_is_refused_by_field(
+    gateway: Gateway,
+    checkpoint: Path,
+    name: str | None,
+    leave_out: str | None,
+    code: str,
+    param: str | None,
+) -> None:
+    files = {k: v for k, v in files_of(checkpoint).items() if k != leave_out}
+    data = {} if name is None else {"name": name}
+    response = await gateway.client.post("/v1/adapters", data=data, files=files)
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (400, code, param)
+    assert leftovers(gateway) == []
+
+
+async def test_a_part_that_is_not_asked_for_is_refused(gateway: Gateway, checkpoint: Path) -> None:
+    files = files_of(checkpoint) | {"../../evil": ("x", b"x")}
+    response = await gateway.client.post("/v1/adapters", data={"name": "a"}, files=files)
+    assert error_of(response)["code"] == "unknown_parameter"
+    twice = [*files_of(checkpoint).items(), (CONFIG_FILE, (CONFIG_FILE, b"{}"))]
+    response = await gateway.client.post("/v1/adapters", data={"name": "a"}, files=twice)
+    assert "twice" in error_of(response)["message"]
+    assert leftovers(gateway) == []
+
+
+async def test_what_is_no_form_is_refused(gateway: Gateway) -> None:
+    for headers in ({"content-type": "application/json"}, {"content-type": "multipart/form-data"}):
+        response = await gateway.client.post("/v1/adapters", content=b"{}", headers=headers)
+        assert (response.status_code, error_of(response)["code"]) == (400, "invalid_form")
+
+
+async def test_uploads_have_a_limit_of_their_own(gateway: Gateway, checkpoint: Path) -> None:
+    large = {TENSORS_FILE: (TENSORS_FILE, b"x" * MIB)} | {CONFIG_FILE: ("c", b"{}")}
+    response = await gateway.client.post("/v1/adapters", data={"name": "a"}, files=large)
+    assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
+    assert (await gateway.chat(user="x" * 3000)).status_code == 413
+    small = {TENSORS_FILE: (TENSORS_FILE, b"x" * 5000)} | {CONFIG_FILE: ("c", b"{}")}
+    response = await gateway.client.post("/v1/adapters", data={"name": "a"}, files=small)
+    assert error_of_upload(response) == "invalid_adapter"
+    assert leftovers(gateway) == []
+
+
+def error_of_upload(response: httpx.Response) -> str:
+    return str(response.json()["error"]["code"])
+
+
+async def test_bytes_beyond_the_limit_are_counted_as_they_come(gateway: Gateway) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b'--b\r\ncontent-disposition: form-data; name="adapter_model.safetensors"\r\n\r\n'
+        for _ in range(100):
+            yield b"x" * 65_536
+
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    response = await gateway.client.post("/v1/adapters", content=body(), headers=headers)
+    assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
+    assert leftovers(gateway) == []
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing_behind(
+    gateway: Gateway, server: str
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b'--b\r\ncontent-disposition: form-data; name="adapter_model.safetensors"\r\n\r\n'
+        yield b"x" * 100_000
+        uploads = gateway.resources.settings.data_dir / "uploads"
+        async with httpx.AsyncClient() as other:
+            while not any(path.stat().st_size for path in uploads.glob("*/*")):
+                await other.get(f"{server}/livez")
+        raise ConnectionAbortedError
+
+    headers = gateway.headers | {"content-type": "multipart/form-data; boundary=b"}
+    async with httpx.AsyncClient(headers=headers) as client:
+        with pytest.raises(ConnectionAbortedError):
+            await client.post(f"{server}/v1/adapters", content=body())
+        while leftovers(gateway):
+            await client.get(f"{server}/livez")
+
+
+@pytest.mark.parametrize("end", [b"", b"\r\n--b", b"\r\n--b\r\n"])
+async def test_a_form_that_ends_in_the_middle_is_refused(gateway: Gateway, end: bytes) -> None:
+    start = b'--b\r\ncontent-disposition: form-data; name="name"\r\n\r\na'
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    response = await gateway.client.post("/v1/adapters", content=start + end, headers=headers)
+    assert (response.status_code, error_of(response)["code"]) == (400, "invalid_form")
+
+
+async def test_files_are_on_disk_before_the_form_has_ended(settings: Settings) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b'--b\r\ncontent-disposition: form-data; name="adapter_config.json"\r\n\r\n'
+        yield b"x" * 300_000
+        (file,) = settings.data_dir.glob("uploads/*/*")
+        assert file.stat().st_size > 200_000
+        yield b'\r\n--b\r\ncontent-disposition: form-data; name="adapter_model.safetensors"\r\n\r\n'
+        yield b"y\r\n--b--\r\n"
+
+    async with received(settings, "multipart/form-data; boundary=b", chunks()) as form:
+        assert (form.folder / TENSORS_FILE).read_bytes() == b"y"
+    assert not form.folder.exists()
+
+
+@given(st.lists(st.integers(1, 200), max_size=20), st.binary(max_size=200))
+def test_a_form_is_read_alike_however_its_bytes_are_cut(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], content: bytes
+) -> None:
+    parts = {"name": b"support", CONFIG_FILE: b"{}", TENSORS_FILE: b"a\r\n--c\r\n" + content}
+    form = b"".join(
+        f'--bound\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + data + b"\r\n"
+        for name, data in parts.items()
+    )
+    form += b"--bound--\r\n"
+    folder = tmp_path_factory.mktemp("form")
+    upload_form = UploadForm("multipart/form-data; boundary=bound", folder, ("name",))
+    for cut in cuts:
+        upload_form.feed(form[:cut])
+        form = form[cut:]
+    upload_form.feed(form)
+    assert upload_form.finish() == {"name": "support"}
+    upload_form.close()
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
+        name: parts[name] for name in (CONFIG_FILE, TENSORS_FILE)
+    }
+
+
+def test_a_long_field_is_refused(tmp_path: Path) -> None:
+    form = UploadForm("multipart/form-data; boundary=b", tmp_path, ("name",))
+    form.feed(b'--b\r\ncontent-disposition: form-data; name="name"\r\n\r\n')
+    with pytest.raises(InvalidRequest, match="1024"):
+        form.feed(b"x" * 1025)
+
+
+async def test_what_killed_processes_left_is_removed_once_it_is_old(settings: Settings) -> None:
+    now_s = time.time()
+    for name, age_s in (("old", ABANDONED_S + 10), ("new", 10)):
+        folder = settings.data_dir / "uploads" / name
+        folder.mkdir(parents=True)
+        (folder / CONFIG_FILE).write_bytes(b"x")
+        os.utime(folder, (now_s - age_s, now_s - age_s))
+    sweep(settings, now_s)
+    assert [path.name for path in (settings.data_dir / "uploads").iterdir()] == ["new"]
+
+
+async def test_without_shapes_of_the_model_no_adapter_is_taken(
+    gateway: Gateway, checkpoint: Path
+) -> None:
+    gateway.engine.model_info = model_info(shapes=None)
+    response = await upload(gateway, checkpoint)
+    assert (response.status_code, error_of(response)["code"]) == (503, "engine_unavailable")
+
+
+async def test_bytes_that_were_published_for_another_base_model_conflict(
+    gateway: Gateway, checkpoint: Path
+) -> None:
+    await upload(gateway, checkpoint)
+    gateway.engine.model_info = model_info(name="other")
+    response = await upload(gateway, checkpoint)
+    assert (response.status_code, error_of(response)["code"]) == (409, "version_conflict")
+    assert response.headers["x-should-retry"] == "false"
+
+
+
+async def test_the_openai_client_uploads_and_calls_what_it_uploaded(
+    gateway: Gateway, server: str, checkpoint: Path
+) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key=gateway.key) as client:
+        uploaded = await client.post(
+            "/adapters",
+            body={"name": "support"},
+            files=files_of(checkpoint),
+            options={"headers": {"content-type": "multipart/form-data"}},
+            cast_to=object,
+        )
+        assert uploaded["id"] == "acme/support@1"
+        assert "acme/support" in [model.id async for model in await client.models.list()]
+        answer = await client.chat.completions.create(
+            model="acme/support", messages=[{"role": "user", "content": "hi"}], max_tokens=4
+        )
+        assert answer.model == "acme/support@1"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.post(
+                "/adapters",
+                body={"name": "support"},
+                files=files_of(checkpoint) | {CONFIG_FILE: (CONFIG_FILE, json.dumps({}))},
+                options={"headers": {"content-type": "multipart/form-data"}},
+                cast_to=object,
+            )
+        assert refused.value.code == "invalid_adapter"

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
 from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.errors import ModelNotFound
 from loraplex.adapters.registry.registry import PublishedVersion
@@ -14,28 +15,21 @@ from loraplex.platform.uploads import receive
 
 router = APIRouter(tags=["adapters"])
 
-UPLOAD_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["name", "adapter_config.json", "adapter_model.safetensors"],
-                    "properties": {
-                        "name": {"type": "string", "description": "The adapter's name, a slug."},
-                        "adapter_config.json": {"type": "string", "format": "binary"},
-                        "adapter_model.safetensors": {"type": "string", "format": "binary"},
-                    },
-                }
-            }
-        },
+
+def upload_form() -> dict[str, Any]:
+    """The OpenAPI description of an upload, which is read as it comes."""
+    file = {"type": "string", "format": "binary"}
+    properties = {
+        "name": {"type": "string", "description": "The adapter's name, a slug."},
+        CONFIG_FILE: file,
+        TENSORS_FILE: file,
     }
-}
-"""The OpenAPI description of an upload, which is read as it comes."""
+    schema = {"type": "object", "required": list(properties), "properties": properties}
+    content = {"multipart/form-data": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
-@router.post("/v1/adapters", status_code=201, openapi_extra=UPLOAD_FORM)
+@router.post("/v1/adapters", status_code=201, openapi_extra=upload_form())
 async def upload_adapter(
     request: Request, caller: Caller, services: ServicesOf
 ) -> AdapterVersionView:

@@ -25,7 +25,7 @@ DOCUMENT = (DOCS / "api.md").read_text()
 
 def rows(heading: str, document: str = DOCUMENT) -> list[list[str]]:
     """The cells of the first table under a heading, without its head."""
-    section = document.split(f"# {heading}\n")[1].split("\n#")[0]
+    section = document.split(f"# {heading}\n")[1].split("\n#", maxsplit=1)[0]
     table = [line for line in section.splitlines() if line.startswith("|")][2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 

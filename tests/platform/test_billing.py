@@ -326,8 +326,6 @@ async def summaries(
         transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers
     ) as client:
         for by in ("tenant", "model", "hour", "day"):
-            answer = await client.get(
-                "/admin/v1/usage/summary", params=months | {"group_by": by}
-            )
+            answer = await client.get("/admin/v1/usage/summary", params=months | {"group_by": by})
             found[by] = answer.json()["data"]
     return found

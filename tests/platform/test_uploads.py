@@ -266,7 +266,9 @@ def test_a_form_is_read_alike_however_its_bytes_are_cut(
 ) -> None:
     parts = {"name": b"support", CONFIG_FILE: b"{}", TENSORS_FILE: b"a\r\n--c\r\n" + content}
     form = b"".join(
-        f'--bound\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + data + b"\r\n"
+        f'--bound\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode()
+        + data
+        + b"\r\n"
         for name, data in parts.items()
     )
     form += b"--bound--\r\n"
@@ -317,7 +319,6 @@ async def test_bytes_that_were_published_for_another_base_model_conflict(
     response = await upload(gateway, checkpoint)
     assert (response.status_code, error_of(response)["code"]) == (409, "version_conflict")
     assert response.headers["x-should-retry"] == "false"
-
 
 
 async def test_the_openai_client_uploads_and_calls_what_it_uploaded(

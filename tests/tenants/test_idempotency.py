@@ -18,9 +18,7 @@ ATTEMPT = Attempt("admin-1", "key-1", idempotency.fingerprint(b"POST", b"/x", b"
 SECOND = timedelta(seconds=1)
 
 
-async def claim(
-    database: Database, now: datetime, attempt: Attempt = ATTEMPT
-) -> Claim | Answered:
+async def claim(database: Database, now: datetime, attempt: Attempt = ATTEMPT) -> Claim | Answered:
     async with database.session() as session:
         return await idempotency.claim(session, attempt, now, secrets.token_bytes)
 
@@ -77,10 +75,14 @@ async def test_a_claim_whose_maker_died_is_taken_over_and_its_late_effect_rolled
         await claim(database, now + LEASE - SECOND)
     second = await claim(database, now + LEASE)
     assert isinstance(second, Claim)
-    with pytest.raises(IdempotencyInProgress):
+
+    async def late_effect() -> None:
         async with database.session() as session:
             await directory.create(session, "twice", now, secrets.token_bytes)
             await idempotency.answer(session, late, 201, b"{}")
+
+    with pytest.raises(IdempotencyInProgress):
+        await late_effect()
     await answer(database, second)
     async with database.reader() as session:
         assert await directory.list_tenants(session) == []

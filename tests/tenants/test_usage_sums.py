@@ -44,9 +44,7 @@ class Book:
         async with self.database.session() as session:
             for name in ("acme", "globex"):
                 owner = await directory.create(session, name, START, secrets.token_bytes)
-                key = await api_keys.mint(
-                    session, owner, "", bytes(32), START, secrets.token_bytes
-                )
+                key = await api_keys.mint(session, owner, "", bytes(32), START, secrets.token_bytes)
                 self.owners[name] = (owner.id, key.key_id)
             for currency in ("EUR", "USD"):
                 price = await set_price(
@@ -84,9 +82,9 @@ class Book:
             for record in records:
                 await ledger.append(session, record)
 
-    async def sums(self, asked: UsageFilter = UsageFilter(), by: frozenset = frozenset()) -> list:
+    async def sums(self, by: frozenset = frozenset()) -> list:
         async with self.database.reader() as session:
-            return await sum_usage(session, asked, by)
+            return await sum_usage(session, UsageFilter(), by)
 
     async def stream(self) -> list[UsageRecord]:
         async with self.database.reader() as session:

@@ -1,5 +1,7 @@
 """`/admin/v1`: all that an operator does, over HTTP. Every route asks for an admin key."""
 
+from typing import Any
+
 from fastapi import APIRouter, Depends
 from fastapi.security import HTTPBearer
 
@@ -7,7 +9,11 @@ from loraplex.platform.api.admin import tenants, usage
 from loraplex.platform.api.views import ProblemView
 from loraplex.platform.deps import admin_of
 
-_PROBLEM = {"model": ProblemView, "content": {"application/problem+json": {}}}
+
+def _problem(description: str) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/problem+json": {}}
+    return {"model": ProblemView, "content": content, "description": description}
+
 
 router = APIRouter(
     # The second is for the documentation alone: the first refuses.
@@ -16,9 +22,9 @@ router = APIRouter(
         Depends(HTTPBearer(scheme_name="adminKey", auto_error=False)),
     ],
     responses={
-        400: _PROBLEM | {"description": "A parameter or a field of the body is wrong."},
-        401: _PROBLEM | {"description": "No admin key, or one that is not accepted."},
-        403: _PROBLEM | {"description": "A tenant's key."},
+        400: _problem("A parameter or a field of the body is wrong."),
+        401: _problem("No admin key, or one that is not accepted."),
+        403: _problem("A tenant's key."),
     },
 )
 router.include_router(tenants.router)

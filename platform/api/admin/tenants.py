@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.registry import registry
-from loraplex.platform.api.adapters import UPLOAD_FORM
+from loraplex.platform.api.adapters import upload_form
 from loraplex.platform.api.admin.repeatable import Post
 from loraplex.platform.api.admin.schemas import KeyBody, TenantBody, TenantChange
 from loraplex.platform.api.bodies import parse_exactly, request_body_of
@@ -169,7 +169,7 @@ async def revoke_key(
     return await Post(request, admin, services, status=200).serve(work)
 
 
-@router.post("/{tenant}/adapters", status_code=201, openapi_extra=UPLOAD_FORM, tags=["adapters"])
+@router.post("/{tenant}/adapters", status_code=201, openapi_extra=upload_form(), tags=["adapters"])
 async def upload_tenant_adapter(
     tenant: str, request: Request, _admin: Admin, services: ServicesOf
 ) -> AdapterVersionView:

@@ -55,6 +55,12 @@ def show(
     if as_json:
         print_json(_as_json(tenant, record) for record in records)
         return
+    _print(records)
+    for each in sums:
+        typer.echo(_sentence(each))
+
+
+def _print(records: "list[UsageRecord]") -> None:
     print_table(
         (
             "ACCEPTED",
@@ -83,8 +89,6 @@ def show(
         ),
         empty="No requests in this time.",
     )
-    for each in sums:
-        typer.echo(_sentence(each))
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:

@@ -20,7 +20,7 @@ def add_lora_triton(y: Tensor, x: Tensor, segments: ModuleSegments) -> None:
     Steps of few rows make few programs, so the sum over ``in`` is shared between some.  Their
     partial sums are kept in float32 and added in order: unlike atomic additions that gives the
     same bits each time.  What a row's sum adds in which order follows from ``in``, its own rank
-    and ``segments.chunk_rows``, never from other rows.
+    and ``chunk_rows``, never from other rows.
 
     Nothing here waits for the device.  The scratch comes from torch's allocator, which hands the
     same memory to one module after the other.
@@ -35,8 +35,9 @@ def add_lora_triton(y: Tensor, x: Tensor, segments: ModuleSegments) -> None:
     """
     _check(y, x, segments)
     x = x if x.stride(1) == 1 else x.contiguous()
-    num_chunks, in_width, out_width = len(segments.chunks), x.shape[1], y.shape[1]
-    split_width = _split_width(in_width, segments.chunk_rows)
+    chunks, chunk_rows = segments.step.chunks, segments.step.chunk_rows
+    num_chunks, in_width, out_width = len(chunks), x.shape[1], y.shape[1]
+    split_width = _split_width(in_width, chunk_rows)
     splits = triton.cdiv(in_width, split_width)
     h_width = triton.cdiv(segments.max_rank, _BLOCK_R) * _BLOCK_R
     h = y.new_empty((splits, len(y), h_width), dtype=torch.float32)
@@ -44,32 +45,32 @@ def add_lora_triton(y: Tensor, x: Tensor, segments: ModuleSegments) -> None:
     shrink[num_chunks, triton.cdiv(h_width, block_r), splits](
         h,
         x,
-        segments.chunks,
+        chunks,
         segments.module,
         in_width,
         x.stride(0),
         h.stride(1),
         h.stride(0),
         split_width,
-        BLOCK_M=segments.chunk_rows,
+        BLOCK_M=chunk_rows,
         BLOCK_R=block_r,
         BLOCK_K=_BLOCK_K // 2 if x.dtype is torch.float32 else _BLOCK_K,
         # Triton's interpreter multiplies bfloat16 wrong.
         UPCAST=knobs.runtime.interpret and x.dtype is torch.bfloat16,
         enable_fp_fusion=True,
     )
-    block_n = 128 if segments.chunk_rows == FEW_ROWS else 64
+    block_n = 128 if chunk_rows == FEW_ROWS else 64
     expand[num_chunks, triton.cdiv(out_width, block_n)](
         y,
         h,
-        segments.chunks,
+        chunks,
         segments.module,
         out_width,
         y.stride(0),
         h.stride(1),
         h.stride(0),
         SPLITS=splits,
-        BLOCK_M=segments.chunk_rows,
+        BLOCK_M=chunk_rows,
         BLOCK_R=_BLOCK_R,
         BLOCK_N=block_n,
         # Numbers of 16 bits are exact in TF32, and three terms give `h` its 24 bits.
@@ -89,8 +90,8 @@ def _split_width(in_width: int, chunk_rows: int) -> int:
 def _check(y: Tensor, x: Tensor, segments: ModuleSegments) -> None:
     if not y.dtype is x.dtype is segments.dtype:
         raise ValueError(f"y is {y.dtype}, x {x.dtype}, weights {segments.dtype}; they must agree")
-    if len(y) != len(x) or len(y) < segments.end:
-        raise ValueError(f"y has {len(y)} rows, x {len(x)}, segments end at {segments.end}")
+    if len(y) != len(x) or len(y) < segments.step.end:
+        raise ValueError(f"y has {len(y)} rows, x {len(x)}, segments end at {segments.step.end}")
     if y.stride(1) != 1:
         raise ValueError(f"elements of a row of y must be adjacent, not {y.stride(1)} apart")
 

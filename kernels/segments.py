@@ -41,7 +41,7 @@ class Pair(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoraTable:
-    """Where one adapter's weights lie; it is as valid as they are, and does not keep them alive."""
+    """Where one adapter's weights lie."""
 
     entries: Tensor
     """``[modules, 4]`` int64, on the device: address of a, address of b, rank, bits of the
@@ -50,6 +50,8 @@ class LoraTable:
     """``[modules]``, on the host."""
     dtype: torch.dtype
     """Of the weights."""
+    pairs: tuple[Pair | None, ...]
+    """Held, since their addresses are in use."""
 
 
 class TableRows(NamedTuple):
@@ -61,8 +63,8 @@ class TableRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleSegments:
-    """A step's segments as one module sees them."""
+class StepSegments:
+    """A step's segments for all modules."""
 
     chunks: Tensor
     """``[chunks, 3]`` int64, on the device: address of the adapter's entries, first row, row
@@ -71,31 +73,33 @@ class ModuleSegments:
     """Rows of a chunk at most."""
     end: int
     """Row after the last of all chunks."""
-    module: int
-    """Which entry of each table to read."""
-    max_rank: int
-    """Largest rank of the module among the adapters."""
-    dtype: torch.dtype
-    """Of the weights."""
+    max_ranks: NDArray[np.int64]
+    """``[modules]``, on the host: largest rank among the adapters."""
+    tables: tuple[LoraTable, ...]
+    """Held, since their addresses are in use."""
+
+    def at(self, module: int) -> "ModuleSegments | None":
+        """Return what one module sees; None if no adapter of the step targets it."""
+        return ModuleSegments(self, module) if self.max_ranks[module] else None
 
 
 @dataclass(frozen=True, slots=True)
-class StepSegments:
-    """A step's segments for all modules."""
+class ModuleSegments:
+    """A step's segments as one module sees them."""
 
-    chunks: Tensor
-    chunk_rows: int
-    end: int
-    max_ranks: NDArray[np.int64]
-    """``[modules]``, on the host."""
-    dtype: torch.dtype
+    step: StepSegments
+    module: int
+    """Which entry of each table to read."""
 
-    def at(self, module: int) -> ModuleSegments | None:
-        """Return what one module sees; None if no adapter of the step targets it."""
-        max_rank = int(self.max_ranks[module])
-        if max_rank == 0:
-            return None
-        return ModuleSegments(self.chunks, self.chunk_rows, self.end, module, max_rank, self.dtype)
+    @property
+    def max_rank(self) -> int:
+        """Largest rank of the module among the adapters, not 0."""
+        return int(self.step.max_ranks[self.module])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.step.tables[0].dtype
 
 
 def lora_table(
@@ -116,6 +120,7 @@ def lora_table(
     Raises:
         ValueError: a kernel would read past a weight, or read it wrong.
     """
+    device = torch.empty(0, device=device).device  # `cuda` is `cuda:0`, say
     entries = np.zeros((len(pairs), 4), np.int64)
     for entry, pair, (out_width, in_width) in zip(entries, pairs, shapes, strict=True):
         if pair is None or pair.a.shape[0] == 0:
@@ -125,7 +130,9 @@ def lora_table(
         _check_weight("b", pair.b, (out_width, rank), dtype, device)
         scale_bits = np.float32(pair.scale).view(np.int32)
         entry[:] = pair.a.data_ptr(), pair.b.data_ptr(), rank, scale_bits
-    return LoraTable(torch.from_numpy(entries).to(device), entries[:, 2].copy(), dtype)
+    return LoraTable(
+        torch.from_numpy(entries).to(device), entries[:, 2].copy(), dtype, tuple(pairs)
+    )
 
 
 def _check_weight(
@@ -148,7 +155,7 @@ def step_segments(rows: Sequence[TableRows]) -> StepSegments:
     short, taller where they are long, so that weights are fetched for more rows at a time.
 
     Args:
-        rows: at least one, not overlapping; their tables have the same modules, dtype, device.
+        rows: at least one, not overlapping; their tables have the same modules, dtype and device.
     """
     num_rows = sum(segment.end - segment.start for segment in rows)
     chunk_rows = FEW_ROWS if num_rows <= FEW_ROWS * len(rows) else MANY_ROWS
@@ -157,12 +164,11 @@ def step_segments(rows: Sequence[TableRows]) -> StepSegments:
         for segment in rows
         for start in range(segment.start, segment.end, chunk_rows)
     ]
-    (dtype,) = {segment.table.dtype for segment in rows}
-    (device,) = {segment.table.entries.device for segment in rows}
+    device = rows[0].table.entries.device
     return StepSegments(
         chunks=torch.tensor(chunks, dtype=torch.int64).view(-1, 3).to(device),
         chunk_rows=chunk_rows,
         end=max(segment.end for segment in rows),
         max_ranks=np.max([segment.table.ranks for segment in rows], axis=0),
-        dtype=dtype,
+        tables=tuple(segment.table for segment in rows),
     )

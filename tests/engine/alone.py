@@ -65,7 +65,10 @@ def assert_equals(request: Request, alone: Alone) -> None:
 
 
 def load_adapters(
-    model_folder: Path, adapter_folders: Mapping[str, Path], store: AdapterStore
+    model_folder: Path,
+    adapter_folders: Mapping[str, Path],
+    store: AdapterStore,
+    device: str = "cpu",
 ) -> dict[AdapterKey, AdapterWeights]:
     """Through validation and the store, as an upload goes; keyed by the adapter's name."""
     base = BaseShapes.read(model_folder)

@@ -21,11 +21,7 @@ from loraplex.kernels.segments import TableRows, lora_table, step_segments
 ARCHITECTURES = (80, 90)
 SHARED_BYTES = 99 * 1024  # what a block may take on the smallest GPUs with bfloat16
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "i64"}
-CASES = [  # dtype, rows of a segment, rank
-    (torch.bfloat16, 1, 64),
-    (torch.bfloat16, 133, 64),
-    (torch.float32, 133, 16),
-]
+CASES = [(torch.bfloat16, 1, 64), (torch.bfloat16, 133, 64)]  # dtype, rows of a segment, rank
 
 
 @dataclass
@@ -83,11 +79,10 @@ def main() -> None:
     for recorder in recorders:
         for args, kwargs in recorder.launches:
             for architecture in ARCHITECTURES:
-                result = compiled(recorder.kernel, args, kwargs, architecture)
-                used = result.metadata.shared
-                print(f"{recorder.kernel.__name__} sm_{architecture} {args[1].dtype}: {used} bytes")
+                kernel = recorder.kernel
+                result = compiled(kernel, args, kwargs, architecture)
                 assert result.asm["cubin"]
-                assert used <= SHARED_BYTES
+                assert result.metadata.shared <= SHARED_BYTES, (kernel.__name__, kwargs)
 
 
 if __name__ == "__main__":

@@ -207,9 +207,9 @@ def test_y_may_be_columns_of_a_wider_tensor_and_x_may_be_transposed() -> None:
 def test_what_does_not_fit_together_is_refused() -> None:
     y, x = make_batch(2, torch.float32)
     at = located([make_segment(0, 2, 4, torch.float32)])
-    with pytest.raises(ValueError, match=r"y is torch.float16, x torch.float32"):
+    with pytest.raises(ValueError, match=r"y is torch\.float16, x torch\.float32"):
         add_lora(y.half(), x, at)
-    with pytest.raises(ValueError, match="weights torch.float32"):
+    with pytest.raises(ValueError, match=r"weights torch\.float32"):
         add_lora(y.half(), x.half(), at)
     with pytest.raises(ValueError, match="y has 1 rows, x 1, segments end at 2"):
         add_lora(y[:1], x[:1], at)

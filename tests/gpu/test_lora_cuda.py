@@ -56,7 +56,7 @@ def test_widths_of_real_models_equal_the_reference(
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_rows_outside_all_segments_keep_their_bits(dtype: torch.dtype) -> None:
     y, x = make_batch(7, dtype)
-    y[0, 0], y[6, 0] = -0.0, float("nan")
+    y[0, 0], y[5, 0], y[6, 0] = -0.0, -0.0, float("nan")  # -0.0 + 0.0 is 0.0
     result = y.cuda()
     add_lora(result, x.cuda(), on_gpu(make_segments([BASE, BASE, 0, 0, 1, BASE, BASE], 8, dtype)))
     bits = torch.int32 if dtype is torch.float32 else torch.int16

@@ -110,7 +110,7 @@ def test_bfloat16_is_rounded_once() -> None:
 def test_rows_outside_all_segments_keep_their_bits(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     y, x = make_batch(7, dtype)
-    y[0, 0], y[6, 0] = -0.0, float("nan")
+    y[0, 0], y[5, 0], y[6, 0] = -0.0, -0.0, float("nan")  # -0.0 + 0.0 is 0.0
     before = y.clone()
     add_lora(y, x, located(make_segments([BASE, BASE, 0, 0, 1, BASE, BASE], 8, dtype), dtype))
     bits = torch.int32 if dtype is torch.float32 else torch.int16

@@ -42,16 +42,9 @@ def add_lora_triton(y: Tensor, x: Tensor, segments: ModuleSegments) -> None:
     h_width = triton.cdiv(segments.max_rank, _BLOCK_R) * _BLOCK_R
     h = y.new_empty((splits, len(y), h_width), dtype=torch.float32)
     block_r = min(triton.next_power_of_2(h_width), _MAX_BLOCK_R)
+    scratch_strides = h.stride(1), h.stride(0)
     shrink[num_chunks, triton.cdiv(h_width, block_r), splits](
-        h,
-        x,
-        chunks,
-        segments.module,
-        in_width,
-        x.stride(0),
-        h.stride(1),
-        h.stride(0),
-        split_width,
+        *(h, x, chunks, segments.module, in_width, x.stride(0), *scratch_strides, split_width),
         BLOCK_M=chunk_rows,
         BLOCK_R=block_r,
         BLOCK_K=_BLOCK_K // 2 if x.dtype is torch.float32 else _BLOCK_K,
@@ -61,14 +54,7 @@ def add_lora_triton(y: Tensor, x: Tensor, segments: ModuleSegments) -> None:
     )
     block_n = 128 if chunk_rows == FEW_ROWS else 64
     expand[num_chunks, triton.cdiv(out_width, block_n)](
-        y,
-        h,
-        chunks,
-        segments.module,
-        out_width,
-        y.stride(0),
-        h.stride(1),
-        h.stride(0),
+        *(y, h, chunks, segments.module, out_width, y.stride(0), *scratch_strides),
         SPLITS=splits,
         BLOCK_M=chunk_rows,
         BLOCK_R=_BLOCK_R,

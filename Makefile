@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PACKAGES := adapters engine kernels platform tenants migrations
 
-.PHONY: serve test helm-test check fmt bench setup clean
+.PHONY: serve test helm-test kernel-test gpu-check check fmt bench setup clean
 
 serve: .venv/.serve ## serve the demo: everything is installed first
 	@$(BIN)/loraplex serve $(ARGS)
@@ -14,6 +14,12 @@ test: .venv/.test ## the whole test suite
 
 helm-test: .venv/.test ## the chart's tests alone
 	$(BIN)/python -m pytest tests/helm $(ARGS)
+
+kernel-test: .venv/.test ## the kernels alone, those for GPUs by Triton's interpreter
+	$(BIN)/python -m pytest tests/kernels $(ARGS)
+
+gpu-check: ## on a machine with a GPU, with a PYTHON that has torch for it: tests, then timings
+	PYTHON=$(PYTHON) .ci/gpu-check
 
 check: .venv/.test ## format, lint, types, layers
 	$(BIN)/ruff format --check .

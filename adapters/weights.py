@@ -14,6 +14,7 @@ from loraplex.adapters.errors import AdapterCorrupt, TensorFileInvalid
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
+from loraplex.kernels.segments import LoraTable
 
 _DTYPES = MappingProxyType(
     {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16},
@@ -39,6 +40,8 @@ class AdapterWeights:
     num_bytes: int
     pairs: Mapping[str, LoraPair]
     """By module path."""
+    table: LoraTable | None = None
+    """Where the pairs lie, for GPU kernels; by the model's own order of modules."""
 
 
 def load(

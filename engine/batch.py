@@ -102,4 +102,4 @@ def _lora_rows(
             else:
                 ranges.append(AdapterRows(row, end, weights))
         row = end
-    return LoraRows(row, tuple(ranges))
+    return LoraRows.of(row, ranges)

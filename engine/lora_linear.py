@@ -1,8 +1,8 @@
 """Linear layers that add the adapters of the step to their output."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -10,6 +10,13 @@ from torch import Tensor, nn
 
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.kernels.lora import LoraSegment, add_lora
+from loraplex.kernels.segments import (
+    ModuleSegments,
+    StepSegments,
+    TableRows,
+    lora_table,
+    step_segments,
+)
 
 
 class AdapterRows(NamedTuple):
@@ -27,6 +34,29 @@ class LoraRows:
     num_rows: int
     adapters: tuple[AdapterRows, ...]
     """In order of rows, not overlapping; rows of the base model are in none."""
+    located: StepSegments | None = None
+    """The same for GPU kernels, if all adapters have tables."""
+
+    @classmethod
+    def of(cls, num_rows: int, adapters: Sequence[AdapterRows]) -> Self:
+        """Locate the adapters' rows for GPU kernels too, where tables are at hand."""
+        rows = [
+            TableRows(start, end, weights.table)
+            for start, end, weights in adapters
+            if weights.table is not None
+        ]
+        complete = bool(rows) and len(rows) == len(adapters)
+        return cls(num_rows, tuple(adapters), step_segments(rows) if complete else None)
+
+    def segments(self, path: str, module: int) -> Sequence[LoraSegment] | ModuleSegments | None:
+        """What the module at ``path`` adds; none if no adapter of the step targets it."""
+        if self.located is not None:
+            return self.located.at(module)
+        return [
+            LoraSegment(start, end, pair.a, pair.b, pair.scale)
+            for start, end, weights in self.adapters
+            if (pair := weights.pairs.get(path)) is not None
+        ]
 
 
 _NO_ROWS = LoraRows(0, ())
@@ -38,9 +68,24 @@ class LoraBatch:
     The output head sees other rows than the body: only those whose logits are wanted.
     """
 
-    def __init__(self, head_path: str) -> None:
+    def __init__(self, head_path: str, shapes: Mapping[str, tuple[int, int]]) -> None:
+        """``shapes`` has (out, in) of each layer by path; its order numbers the layers."""
         self._head_path = head_path
+        self._shapes = shapes
+        self._modules = {path: module for module, path in enumerate(shapes)}
         self._body = self._head = _NO_ROWS
+
+    def locate(
+        self, weights: AdapterWeights, dtype: torch.dtype, device: torch.device
+    ) -> AdapterWeights:
+        """Return the same weights with the table that GPU kernels read.
+
+        Raises:
+            ValueError: a weight has not the shape of its layer, or not this dtype or device.
+        """
+        pairs = [weights.pairs.get(path) for path in self._shapes]
+        shapes = list(self._shapes.values())
+        return replace(weights, table=lora_table(pairs, shapes, dtype=dtype, device=device))
 
     @contextmanager
     def step(self, body: LoraRows, head: LoraRows) -> Iterator[None]:
@@ -58,11 +103,7 @@ class LoraBatch:
             RuntimeError: an adapter targets a layer that does not see the rows of the step.
         """
         rows = self._head if path == self._head_path else self._body
-        segments = [
-            LoraSegment(start, end, pair.a, pair.b, pair.scale)
-            for start, end, weights in rows.adapters
-            if (pair := weights.pairs.get(path)) is not None
-        ]
+        segments = rows.segments(path, self._modules[path])
         if not segments:
             return
         if x.shape[:-1].numel() != rows.num_rows:
@@ -92,11 +133,19 @@ class LoraLinear(nn.Linear):
         return output
 
 
-def adopt_linears(network: nn.Module, paths: Iterable[str], batch: LoraBatch) -> None:
-    """Replace the linear layers at ``paths`` by such that add the adapters of ``batch``."""
-    for path in paths:
+def adopt_linears(network: nn.Module, paths: Sequence[str], head_path: str) -> LoraBatch:
+    """Replace the linear layers at ``paths`` by such that add the adapters of the batch."""
+    bases = {path: _linear_at(network, path) for path in paths}
+    shapes = {path: (base.out_features, base.in_features) for path, base in bases.items()}
+    batch = LoraBatch(head_path, shapes)
+    for path, base in bases.items():
         parent, _, name = path.rpartition(".")
-        base = network.get_submodule(path)
-        if not isinstance(base, nn.Linear):
-            raise TypeError(f"{path} is {type(base).__name__}, not a linear layer")
         setattr(network.get_submodule(parent), name, LoraLinear.adopt(base, path, batch))
+    return batch
+
+
+def _linear_at(network: nn.Module, path: str) -> nn.Linear:
+    base = network.get_submodule(path)
+    if not isinstance(base, nn.Linear):
+        raise TypeError(f"{path} is {type(base).__name__}, not a linear layer")
+    return base

@@ -9,7 +9,7 @@ from torch import Tensor
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchLayout, StepBatch, build_batch
-from loraplex.engine.lora_linear import LoraBatch, adopt_linears
+from loraplex.engine.lora_linear import adopt_linears
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.sampler import sample
@@ -44,8 +44,7 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
         self._model = model
-        self._lora = LoraBatch(model.head_path)
-        adopt_linears(model.network, model.linear_paths, self._lora)
+        self._lora = adopt_linears(model.network, sorted(model.linear_paths), model.head_path)
         kv_layout = KvLayout(num_blocks, block_size)
         self._layout = BatchLayout(
             kv=kv_layout,
@@ -63,6 +62,12 @@ class ModelRunner:
             )
             for layer in model.layers
         ]
+
+    def locate(self, weights: AdapterWeights) -> AdapterWeights:
+        """Prepare weights that have just been loaded for GPU kernels; CPUs need nothing."""
+        if self._layout.device.type != "cuda":
+            return weights
+        return self._lora.locate(weights, self._layout.dtype, self._layout.device)
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""

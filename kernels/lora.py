@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from loraplex.kernels.segments import ModuleSegments, TableRows, lora_table, step_segments
+
 
 class LoraSegment(NamedTuple):
     """Rows ``[start, end)`` of a batch, and one adapter's weights for the layer at hand."""
@@ -18,7 +20,7 @@ class LoraSegment(NamedTuple):
     scale: float
 
 
-def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
+def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment] | ModuleSegments) -> None:
     """Add each segment's low-rank update to its rows of ``y``, in place.
 
     For every segment and every row ``i`` in ``[start, end)``::
@@ -32,10 +34,42 @@ def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
     Args:
         y: ``[rows, out]``, float32, bfloat16 or float16.
         x: ``[rows, in]``, same dtype as ``y``.
-        segments: weights in the dtype of ``y``, each at its true rank, read once.
+        segments: weights in the dtype of ``y``, each at its true rank, read once; or, made once
+            for all modules of a step, where they lie: that is what GPU kernels read.
+
+    Raises:
+        ValueError: what a GPU kernel would read wrong or out of bounds.
     """
+    if not isinstance(segments, ModuleSegments):
+        if not y.is_cuda:
+            _add_lora_torch(y, x, segments)
+            return
+        located = _locate(y, x, segments)
+        if located is None:
+            return
+        segments = located
+    from loraplex.kernels.lora_triton import add_lora_triton  # noqa: PLC0415  CPUs need no Triton
+
+    add_lora_triton(y, x, segments)
+
+
+def _add_lora_torch(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
     for start, end, a, b, scale in segments:
         # `float` is free in float32.  In bfloat16 it is what keeps the sums in float32, and on
         # CPUs it is faster than a bfloat16 product of so few rows.
         shrunk = x[start:end].float() @ a.float().T
         y[start:end].add_(shrunk @ b.float().T, alpha=scale)
+
+
+def _locate(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> ModuleSegments | None:
+    """Note where weights lie that come without a table, as if the model had one module."""
+    shape = (y.shape[1], x.shape[1])
+    rows = [
+        TableRows(
+            segment.start,
+            segment.end,
+            lora_table([segment], [shape], dtype=y.dtype, device=y.device),
+        )
+        for segment in segments
+    ]
+    return step_segments(rows).at(0) if rows else None

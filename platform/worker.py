@@ -22,6 +22,7 @@ from loraplex.adapters import weights
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine import memory
 from loraplex.engine.admission import FirstComeFirstServed
 from loraplex.engine.config import ModelConfig, SchedulerConfig
@@ -152,10 +153,15 @@ def _compose(
     scheduler = _scheduler(settings, model, sizes, residency, tokenizer_json)
     metrics = WorkerMetrics(CollectorRegistry(), scheduler, residency, sizes.num_blocks)
     store = AdapterStore(settings.data_dir / "adapters")
-    load = partial(weights.load, store, dtype=model.dtype, device=model.config.device)
+    runner = ModelRunner(model, sizes.num_blocks, settings.block_size)
+
+    def load(digest: str) -> AdapterWeights:
+        return runner.locate(
+            weights.load(store, digest, dtype=model.dtype, device=model.config.device)
+        )
+
     transfers = Transfers(load, mailbox.wake)
     num_bytes = partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
-    runner = ModelRunner(model, sizes.num_blocks, settings.block_size)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, time.monotonic)
     info = ModelInfo(
         name=model.config.name,

@@ -10,6 +10,7 @@ import pytest
 from loraplex.platform.demo.base import demo_model_dir, find_gguf
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+os.environ.setdefault("TRITON_INTERPRET", "1")  # on a machine with a GPU, its script says 0
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -1,31 +1,24 @@
 """What a packed batch computes equals what transformers and PEFT compute for one request alone."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tests import tiny_models
+from tests.engine.alone import NUM_TOKENS, alone_with_margin, assert_equals, load_adapters
 from tests.engine.packed_greedy import Request, generate
-from torch import Tensor, nn
+from torch import Tensor
 
-from loraplex.adapters import weights
-from loraplex.adapters.base_shapes import BaseShapes
-from loraplex.adapters.checkpoint import inspect, read_config
+from loraplex.adapters.checkpoint import read_config
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.targets import ranks, scales
-from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine import runner as runner_module
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
 
-NUM_TOKENS = 5
 NUM_BLOCKS = 200
-MIN_MARGIN = 1e-4  # between the two largest logits: below it float32 may choose either
-RTOL = 1e-4  # of the largest logit
 ARCHITECTURES = {
     "llama": tiny_models.llama_config(),
     "llama, tied and biased": tiny_models.llama_config(
@@ -79,63 +72,6 @@ def adapter_folders(model_folder: Path) -> dict[str, Path]:
 def make_runner(model_folder: Path, block_size: int) -> ModelRunner:
     config = ModelConfig(model_folder, "tiny", "cpu", "float32")
     return ModelRunner(load_model(config), NUM_BLOCKS, block_size)
-
-
-@dataclass
-class Alone:
-    """A prompt, and its greedy continuation where it is the only one."""
-
-    prompt: tuple[int, ...]
-    tokens: list[int]
-    logits: Tensor
-
-    @property
-    def margin(self) -> float:
-        largest = self.logits.topk(2).values
-        return float((largest[:, 0] - largest[:, 1]).min())
-
-
-@torch.no_grad()
-def generate_alone(model: nn.Module, prompt: tuple[int, ...]) -> Alone:
-    """The whole sequence anew for each token, no cache."""
-    tokens: list[int] = []
-    logits: list[Tensor] = []
-    for _ in range(NUM_TOKENS):
-        input_ids = torch.tensor([[*prompt, *tokens]])
-        logits.append(model(input_ids=input_ids, use_cache=False).logits[0, -1])
-        tokens.append(int(logits[-1].argmax()))
-    return Alone(prompt, tokens, torch.stack(logits))
-
-
-def alone_with_margin(model: nn.Module, length: int) -> Alone:
-    """The first random prompt of this length whose continuation rounding cannot change."""
-    generator = torch.Generator().manual_seed(length)
-    while True:
-        prompt = tuple(torch.randint(2, 320, (length,), generator=generator).tolist())
-        alone = generate_alone(model, prompt)
-        if alone.margin > MIN_MARGIN:
-            return alone
-
-
-def assert_equals(request: Request, alone: Alone) -> None:
-    assert request.tokens == alone.tokens, request.request_id
-    error = (torch.stack(request.logits) - alone.logits).abs().max() / alone.logits.abs().max()
-    assert error < RTOL, request.request_id
-
-
-def load_adapters(
-    model_folder: Path, adapter_folders: Mapping[str, Path], store: AdapterStore
-) -> dict[AdapterKey, AdapterWeights]:
-    """Through validation and the store, as an upload goes; keyed by the adapter's name."""
-    base = BaseShapes.read(model_folder)
-    loaded = {}
-    for name, folder in adapter_folders.items():
-        checkpoint = inspect(folder, base)
-        store.put(checkpoint)
-        loaded[AdapterKey("tenant", name)] = weights.load(
-            store, checkpoint.digest, dtype=torch.float32, device="cpu"
-        )
-    return loaded
 
 
 @pytest.mark.parametrize(("chunk_size", "block_size"), [(1, 4), (5, 1), (16, 16), (100, 3)])

@@ -1,40 +1,19 @@
+import sys
+
 import pytest
 import torch
+from tests.kernels.lora_cases import (
+    ASSIGNMENTS,
+    BASE,
+    RANKS,
+    ROWS,
+    TOLERANCES,
+    make_batch,
+    make_segments,
+)
 
-from loraplex.kernels.lora import LoraSegment, add_lora
+from loraplex.kernels.lora import add_lora
 from loraplex.kernels.lora_reference import add_lora_reference
-
-IN, OUT = 37, 53
-BASE = -1
-RANKS = (1, 2, 4, 7, 8, 16, 33, 64, 128)
-ROWS = (1, 2, 3, 7, 133)
-TOLERANCES = {  # dtype: relative, absolute
-    torch.float32: (2e-6, 1e-5),
-    torch.bfloat16: (2**-8, 1e-5),  # half a unit in the last place: one rounding, at the end
-    torch.float16: (2**-11, 1e-5),
-}
-ASSIGNMENTS = {  # adapter of each of n rows, in order; -1 is the base model
-    "distinct": lambda n: list(range(n)),
-    "uniform": lambda n: [row * 4 // n for row in range(n)],
-    "zipf": lambda n: sorted(n // (row + 1) for row in range(n)),
-    "identical": lambda n: [0] * n,
-    "skewed": lambda n: [BASE] * (n // 3) + [0] * (n - n // 3 - 1) + [1],
-}
-
-
-def make_batch(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(rows, OUT).to(dtype), torch.randn(rows, IN).to(dtype)
-
-
-def make_segments(assignment: list[int], rank: int, dtype: torch.dtype) -> list[LoraSegment]:
-    segments = []
-    for adapter in sorted(set(assignment) - {BASE}):
-        start = assignment.index(adapter)
-        a = torch.randn(rank, IN).to(dtype)
-        b = (torch.randn(OUT, rank) / rank).to(dtype)
-        end = start + assignment.count(adapter)
-        segments.append(LoraSegment(start, end, a, b, scale=0.3 + adapter % 5))
-    return segments
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -91,3 +70,12 @@ def test_equal_batches_give_equal_bits() -> None:
     add_lora(first, x, segments)
     add_lora(second, x, segments)
     assert torch.equal(first, second)
+
+
+def test_a_cpu_needs_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "loraplex.kernels.lora_triton", None)
+    torch.manual_seed(4)
+    y, x = make_batch(2, torch.float32)
+    before = y.clone()
+    add_lora(y, x, make_segments([0, 1], 8, torch.float32))
+    assert (y != before).all()

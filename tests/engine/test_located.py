@@ -1,0 +1,71 @@
+"""A step by the GPU kernels, interpreted on a CPU: tables and chunks go through the whole model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests import tiny_models
+from tests.engine.alone import load_adapters
+from tests.engine.packed_greedy import GREEDY, plan_of
+
+from loraplex.adapters.spec import AdapterKey
+from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.config import ModelConfig
+from loraplex.engine.model import load_model
+from loraplex.engine.plan import Chunk
+from loraplex.engine.runner import ModelRunner
+from loraplex.kernels import lora_triton
+
+NUM_LAYERS = 2
+ADAPTERS = {
+    "first": {"r": 7, "lora_alpha": 9, "target_modules": ["q_proj", "down_proj", "lm_head"]},
+    "second": {"r": 2, "lora_alpha": 3, "target_modules": ["v_proj", "down_proj"]},
+}
+CHUNKS = [
+    Chunk("base", None, (5, 6, 7), 0, (0,), GREEDY),
+    Chunk("a", AdapterKey("tenant", "first"), (8, 9), 0, (1,), GREEDY),
+    Chunk("b", AdapterKey("tenant", "second"), (3,), 0, (2,), GREEDY),
+]
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> ModelRunner:
+    config = tiny_models.llama_config(num_hidden_layers=NUM_LAYERS)
+    folder = tiny_models.save_model(tmp_path / "tiny", config)
+    return ModelRunner(load_model(ModelConfig(folder, "tiny", "cpu", "float32")), 8, 4)
+
+
+@pytest.fixture
+def adapters(runner: ModelRunner, tmp_path: Path) -> dict[AdapterKey, AdapterWeights]:
+    model = tmp_path / "tiny"
+    folders = {
+        name: tiny_models.save_adapter(tmp_path / name, model, seed, **config)
+        for seed, (name, config) in enumerate(ADAPTERS.items())
+    }
+    return load_adapters(model, folders, AdapterStore(tmp_path / "store"))
+
+
+def test_located_adapters_compute_what_others_do(
+    runner: ModelRunner,
+    adapters: dict[AdapterKey, AdapterWeights],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched = []
+    add_lora = lora_triton.add_lora_triton
+
+    def count(*args: object) -> None:
+        launched.append(1)
+        add_lora(*args)
+
+    monkeypatch.setattr(lora_triton, "add_lora_triton", count)
+    expected = runner.logits(runner.build(plan_of(CHUNKS), adapters))
+    assert not launched
+    located = {
+        key: runner._lora.locate(weights, torch.float32, torch.device("cpu"))
+        for key, weights in adapters.items()
+    }
+    logits = runner.logits(runner.build(plan_of(CHUNKS), located))
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+    # q, v and down of each layer, and the head: modules that nobody targets launch nothing.
+    assert len(launched) == 3 * NUM_LAYERS + 1

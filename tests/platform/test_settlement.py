@@ -73,6 +73,11 @@ class Walk:
         await self.resources.quotas.check()
 
 
+@pytest.fixture
+def gateway_database_url(database_url: str) -> str:
+    return database_url
+
+
 async def walk_over(resources: Resources, **limits: int) -> Walk:
     tenant, key = await make_tenant(resources, "acme", **limits)
     return Walk(resources, build_services(resources), tenant.id, key)

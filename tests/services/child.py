@@ -1,0 +1,80 @@
+"""Servers that tests start: children that end with this process, in short folders of their own."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 60.0
+POLL_S = 0.01
+NEEDED_BYTES = 1 << 30
+NOBODY = pwd.getpwnam("nobody")
+
+
+class ServerDied(Exception):
+    """A server ended at once; the message has what it said."""
+
+
+class Folder:
+    """A folder whose path is short: the path of a Unix socket has room for 107 bytes.
+
+    It is in memory where that has room, so that no test waits for a busy disk.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        memory = Path("/dev/shm")
+        has_room = memory.exists() and shutil.disk_usage(memory).free > NEEDED_BYTES
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=memory if has_room else "/tmp"))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path)
+
+
+def ending_with_us(command: Sequence[str | Path], signal_name: str) -> list[str]:
+    """The command, told to take this signal when the thread that starts it ends, however it does.
+
+    The kernel forgets the wish when credentials change, so it stands closest to the server.
+    """
+    return ["setpriv", "--pdeathsig", signal_name, *map(str, command)]
+
+
+def unprivileged(command: list[str], writes_to: Path) -> tuple[list[str], dict[str, Any]]:
+    """The command and options of `subprocess` that run it as another user than root.
+
+    In a user namespace the server believes to be nobody, while its files stay ours and may lie in
+    folders that are closed to others. Where that is forbidden, it really runs as nobody.
+    """
+    if os.geteuid() != 0:
+        return command, {}
+    namespace = [
+        "unshare",
+        "--user",
+        f"--map-user={NOBODY.pw_uid}",
+        f"--map-group={NOBODY.pw_gid}",
+    ]
+    if subprocess.run([*namespace, "true"], capture_output=True).returncode == 0:
+        return [*namespace, *command], {}
+    return as_nobody(command, writes_to)
+
+
+def as_nobody(command: list[str], writes_to: Path) -> tuple[list[str], dict[str, Any]]:
+    """The command and options that run it as the user nobody, who gets the folder."""
+    shutil.chown(writes_to, NOBODY.pw_uid, NOBODY.pw_gid)
+    return command, {"user": NOBODY.pw_uid, "group": NOBODY.pw_gid, "extra_groups": []}
+
+
+def wait_until_ready(
+    process: subprocess.Popen[bytes], is_ready: Callable[[], bool], log: Path
+) -> None:
+    """Return when the server answers. Raises ServerDied."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not is_ready():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise ServerDied(f"{process.args!r} does not serve:\n{log.read_text()[-2000:]}")
+        time.sleep(POLL_S)

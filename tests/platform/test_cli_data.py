@@ -63,7 +63,9 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path, database_url: str) -> Shell:
-    return Shell(tmp_path / "data", database_url)
+    data_dir = tmp_path / "data"
+    data_dir.mkdir(mode=0o700)
+    return Shell(data_dir, database_url)
 
 
 @pytest.fixture
@@ -374,9 +376,7 @@ def test_a_server_that_is_away_is_an_expected_error_without_its_password(tmp_pat
     assert "hunter2" not in error
 
 
-def test_settings_of_the_environment_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_the_environment_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'elsewhere.db'}"
     monkeypatch.setenv("LORAPLEX_DATABASE_URL", url)
     result = CliRunner().invoke(app, ["migrate", "--data-dir", str(tmp_path)])

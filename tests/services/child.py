@@ -14,6 +14,12 @@ START_TIMEOUT_S = 60.0
 POLL_S = 0.01
 NEEDED_BYTES = 1 << 30
 NOBODY = pwd.getpwnam("nobody")
+NAMESPACE = (
+    "unshare",
+    "--user",
+    f"--map-user={NOBODY.pw_uid}",
+    f"--map-group={NOBODY.pw_gid}",
+)
 
 
 class ServerDied(Exception):
@@ -29,10 +35,20 @@ class Folder:
     def __init__(self, prefix: str) -> None:
         memory = Path("/dev/shm")
         has_room = memory.exists() and shutil.disk_usage(memory).free > NEEDED_BYTES
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=memory if has_room else "/tmp"))
+        parent = memory if has_room else Path("/tmp")
+        _remove_left_over(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-", dir=parent))
 
     def remove(self) -> None:
         shutil.rmtree(self.path)
+
+
+def _remove_left_over(parent: Path) -> None:
+    """Remove folders of processes that were killed: their names have the process id."""
+    for folder in parent.glob("lx*-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def ending_with_us(command: Sequence[str | Path], signal_name: str) -> list[str]:
@@ -51,15 +67,14 @@ def unprivileged(command: list[str], writes_to: Path) -> tuple[list[str], dict[s
     """
     if os.geteuid() != 0:
         return command, {}
-    namespace = [
-        "unshare",
-        "--user",
-        f"--map-user={NOBODY.pw_uid}",
-        f"--map-group={NOBODY.pw_gid}",
-    ]
-    if subprocess.run([*namespace, "true"], capture_output=True).returncode == 0:
-        return [*namespace, *command], {}
+    if has_namespaces():
+        return [*NAMESPACE, *command], {}
     return as_nobody(command, writes_to)
+
+
+def has_namespaces() -> bool:
+    """Whether a process may make a user namespace; containers often forbid it."""
+    return subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode == 0
 
 
 def as_nobody(command: list[str], writes_to: Path) -> tuple[list[str], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Migrated PostgreSQL databases for tests: emptied and used again, since making one takes longer."""
+"""Migrated PostgreSQL databases for tests: emptied and used again, for making one takes longer."""
 
 import asyncio
 

@@ -47,9 +47,9 @@ class Postgres:
     """One cluster, reached through a Unix socket alone."""
 
     def __init__(self) -> None:
-        self._folder = Folder("lxpg")
-        self._log = self._folder.path / "log"
-        self._data = self._folder.path / "data"
+        self.folder = Folder("lxpg")
+        self._log = self.folder.path / "log"
+        self._data = self.folder.path / "data"
         self._names = count()
         self._process: subprocess.Popen[bytes] | None = None
         self._environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TZ": "UTC"}
@@ -70,14 +70,12 @@ class Postgres:
 
     def url(self, database: str) -> str:
         """SQLAlchemy URL of a database of this cluster."""
-        return f"postgresql+psycopg://{USER}@/{database}?host={self._folder.path}"
+        return f"postgresql+psycopg://{USER}@/{database}?host={self.folder.path}"
 
     def start(self) -> None:
         """Start the server and wait until it answers; data of an earlier start are there again."""
         options = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
-        self._process = self._spawn(
-            "postgres", "-D", self._data, "-k", self._folder.path, *options
-        )
+        self._process = self._spawn("postgres", "-D", self._data, "-k", self.folder.path, *options)
         wait_until_ready(self._process, self._answers, self._log)
 
     def kill(self) -> None:
@@ -95,7 +93,7 @@ class Postgres:
     def remove(self) -> None:
         """End the server and delete its data."""
         self.stop()
-        self._folder.remove()
+        self.folder.remove()
 
     def create_database(self, template: str = "template0") -> str:
         """Make a database, as a copy of `template`, and return its name."""
@@ -113,7 +111,7 @@ class Postgres:
     def connected(self, database: str = "postgres") -> psycopg.Connection:
         """A connection without transactions."""
         return psycopg.connect(
-            host=str(self._folder.path), user=USER, dbname=database, autocommit=True
+            host=str(self.folder.path), user=USER, dbname=database, autocommit=True
         )
 
     def _answers(self) -> bool:
@@ -129,7 +127,7 @@ class Postgres:
 
     def _spawn(self, program: str | Path, *arguments: str | Path) -> subprocess.Popen[bytes]:
         command = ending_with_us([bin_dir() / program, *arguments], "INT")
-        command, options = unprivileged(command, self._folder.path)
+        command, options = unprivileged(command, self.folder.path)
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 command,

@@ -33,9 +33,9 @@ class Valkey:
     """One server, reached through a Unix socket alone."""
 
     def __init__(self) -> None:
-        self._folder = Folder("lxvk")
-        self._socket = self._folder.path / "s"
-        self._log = self._folder.path / "log"
+        self.folder = Folder("lxvk")
+        self._socket = self.folder.path / "s"
+        self._log = self.folder.path / "log"
         self._process: subprocess.Popen[bytes] | None = None
         self.client = Redis(unix_socket_path=str(self._socket), retry=Retry(NoBackoff(), 0))
 
@@ -52,7 +52,7 @@ class Valkey:
         """Start the server and wait until it answers; keys of an earlier start are there again."""
         command = [
             *(server_binary(), "--port", "0", "--unixsocket", self._socket),
-            *("--unixsocketperm", "700", "--dir", self._folder.path, "--save", ""),
+            *("--unixsocketperm", "700", "--dir", self.folder.path, "--save", ""),
             *("--appendonly", "yes", "--appendfsync", "no", "--maxmemory-policy", "noeviction"),
         ]
         with self._log.open("ab") as log:
@@ -82,7 +82,7 @@ class Valkey:
         """End the server and delete its data."""
         self.client.close()
         self.stop()
-        self._folder.remove()
+        self.folder.remove()
 
     def _answers(self) -> bool:
         try:

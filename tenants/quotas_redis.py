@@ -130,7 +130,7 @@ class RedisQuotas:
         limits = request.limits.over(self._defaults)
         if request.tokens > limits.tokens_per_minute:
             raise RequestExceedsLimit("tokens", limits.tokens_per_minute, request.tokens)
-        answer = await self._run(
+        verdict, *told = await self._run(
             self._admit,
             request.tenant_id,
             request.request_id,
@@ -141,9 +141,9 @@ class RedisQuotas:
             self._lease_ms,
             round(CONCURRENCY_RETRY_S * MS_PER_S),
         )
-        if answer[0] == b"refused":
-            raise _refusal(answer[1].decode(), answer[2], limits)
-        return confirm_size(_hold(request, answer), request)
+        if verdict == b"refused":
+            raise _refusal(told[0].decode(), told[1], limits)
+        return confirm_size(_hold(request, told[0], told[1]), request)
 
     async def renew(self, hold: Hold) -> None:
         """See `Quotas.renew`."""
@@ -169,9 +169,12 @@ class RedisQuotas:
         now_ms = seconds * MS_PER_S + microseconds // MS_PER_S
         if self._clock_ms is not None:
             now_ms = self._clock_ms()
-        holds = [] if packed is None else msgspec.msgpack.decode(packed)["holds"]
-        tokens = [hold["tokens"] for hold in holds if hold["expires_ms"] > now_ms]
-        return InUse(len(tokens), sum(tokens))
+        if packed is None:
+            return InUse(0, 0)
+        holds = msgspec.msgpack.decode(packed)["holds"]
+        sizes = zip(holds["sizes"], holds["ends_ms"], strict=True)
+        open_sizes = [size for size, end_ms in sizes if end_ms > now_ms]
+        return InUse(len(open_sizes), sum(open_sizes))
 
     async def check(self) -> None:
         """See `Quotas.check`."""
@@ -210,8 +213,8 @@ def _key(tenant_id: str) -> str:
     return f"{{t:{tenant_id}}}:quotas"
 
 
-def _hold(request: Reservation, answer: list[int]) -> Hold:
-    _, tokens, *rates = answer
+def _hold(request: Reservation, tokens: int, answer: bytes) -> Hold:
+    rates = [int(number) for number in answer.split()]
     return Hold(
         request_id=request.request_id,
         tenant_id=request.tenant_id,
@@ -231,12 +234,14 @@ def _refusal(dimension: str, wait_ms: int, limits: Limits) -> QuotaExceeded:
 
 
 def _check(state: dict[str, Any], key: bytes) -> None:
-    holds = state["holds"]
-    assert len({hold["id"] for hold in holds}) == len(holds), key
-    for dimension in ("requests", "tokens"):
-        floors = [hold["floors"][dimension] for hold in holds]
+    num_holds = len(set(state["holds"]["ids"]))
+    for column in state["holds"].values():
+        assert len(column) == num_holds, key
+    for bucket in (state["requests"], state["tokens"]):
+        floors = bucket["floors"]
+        assert len(floors) == num_holds, key
         assert sorted(floors, reverse=True) == floors, key
-        assert all(0 <= floor <= state[dimension]["level"] for floor in floors), key
+        assert all(0 <= floor <= bucket["level"] for floor in floors), key
 
 
 def _shown(url: str) -> str:

@@ -8,10 +8,10 @@
 local now_ms = clock_ms()
 local state = load(now_ms)
 if not state then return 0 end
-local position, hold = find(state, ARGV[2])
-if not hold or hold.tokens ~= tonumber(ARGV[3]) then return 0 end
+local position = find(state, ARGV[2])
+if not position or state.holds.sizes[position] ~= tonumber(ARGV[3]) then return 0 end
 if ARGV[4] == 'renew' then
-  hold.expires_ms = now_ms + tonumber(ARGV[5])
+  state.holds.ends_ms[position] = now_ms + tonumber(ARGV[5])
 else
   close(state, position, {requests = tonumber(ARGV[5]), tokens = tonumber(ARGV[6])})
 end

@@ -1,14 +1,18 @@
 -- State of one tenant's quotas, and how time and holds change it; both quota scripts begin with
 -- this text. The arithmetic is that of loraplex.tenants.bucket, whose docstring derives it.
 --
--- KEYS[1] is a MessagePack map: at_ms; for `requests` and for `tokens` a bucket of limit and level;
--- and the open holds, oldest first: id, tokens, expires_ms, floors, and the answer they were given.
+-- KEYS[1] is a MessagePack map:
+--   at_ms             time up to which the levels are drained
+--   requests, tokens  buckets: limit, level, floors
+--   holds             ids, sizes (tokens), ends_ms, answers
+-- The floors and the four columns of `holds` are arrays with an entry per open hold, oldest first:
+-- every call reads them all, and flat arrays are read several times faster than a map per hold.
 --
 -- All numbers are integers. A unit adds MINUTE_MS to a level and each millisecond drains `limit`, so
 -- that the highest limit (2e9) stays far below 2^53, up to which Lua's numbers are exact.
 
 local MINUTE_MS = 60000
--- What is kept without need: by then a gateway's retry and the server's clock have settled.
+-- What no longer matters is kept for another minute, in which a clock may be set right.
 local KEEP_MS = 60000
 local DIMENSIONS = {'requests', 'tokens'}
 
@@ -23,24 +27,30 @@ local function divided_up(a, b)
   return math.ceil(a / b)
 end
 
+-- Time until a bucket is empty.
+local function reset_ms(bucket)
+  return divided_up(bucket.level, bucket.limit)
+end
+
+-- Position of an open hold, or nil.
 local function find(state, id)
-  for position, hold in ipairs(state.holds) do
-    if hold.id == id then return position, hold end
+  for position, held in ipairs(state.holds.ids) do
+    if held == id then return position end
   end
 end
 
 -- Ends the hold at a position and gives back `refund`, units by dimension (negative: more was used).
 local function close(state, position, refund)
-  local hold = table.remove(state.holds, position)
   for _, dimension in ipairs(DIMENSIONS) do
-    local floor, returned = hold.floors[dimension], refund[dimension] * MINUTE_MS
-    state[dimension].level = math.max(state[dimension].level - returned, floor)
+    local bucket, returned = state[dimension], refund[dimension] * MINUTE_MS
+    local floor = table.remove(bucket.floors, position)
+    bucket.level = math.max(bucket.level - returned, floor)
     -- Only holds older than this one count its units among those that came after them.
     for older = 1, position - 1 do
-      local floors = state.holds[older].floors
-      floors[dimension] = math.max(floors[dimension] - returned, floor)
+      bucket.floors[older] = math.max(bucket.floors[older] - returned, floor)
     end
   end
+  for _, column in pairs(state.holds) do table.remove(column, position) end
 end
 
 -- Lets the time since the last change pass. A hold whose lease is over counts as used in full.
@@ -51,27 +61,22 @@ local function advance(state, now_ms)
     local bucket = state[dimension]
     local drained = elapsed_ms * bucket.limit
     bucket.level = math.max(0, bucket.level - drained)
-    for _, hold in ipairs(state.holds) do
-      hold.floors[dimension] = math.max(0, hold.floors[dimension] - drained)
+    for position, floor in ipairs(bucket.floors) do
+      bucket.floors[position] = math.max(0, floor - drained)
     end
   end
-  for position = #state.holds, 1, -1 do
-    if state.holds[position].expires_ms <= now_ms then
+  for position = #state.holds.ids, 1, -1 do
+    if state.holds.ends_ms[position] <= now_ms then
       close(state, position, {requests = 0, tokens = 0})
     end
   end
 end
 
--- Time until a bucket is empty.
-local function reset_ms(bucket)
-  return divided_up(bucket.level, bucket.limit)
-end
-
 -- Writes the state; it goes by itself when nothing in it could matter any more.
 local function save(state, now_ms)
   local keep_ms = math.max(reset_ms(state.requests), reset_ms(state.tokens))
-  for _, hold in ipairs(state.holds) do
-    keep_ms = math.max(keep_ms, hold.expires_ms - now_ms)
+  for _, end_ms in ipairs(state.holds.ends_ms) do
+    keep_ms = math.max(keep_ms, end_ms - now_ms)
   end
   redis.call('SET', KEYS[1], cmsgpack.pack(state), 'PX', string.format('%.0f', keep_ms + KEEP_MS))
 end

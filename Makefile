@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DB_TESTS := tests/services tests/tenants tests/adapters/test_registry.py $(wildcard tests/contracts/test_quotas*.py) \
+  $(patsubst %,tests/platform/test_%.py,cli_data models settlement shared_stores)
 PACKAGES := adapters engine kernels platform tenants migrations
 
-.PHONY: serve test helm-test check fmt bench setup clean
+.PHONY: serve test test-db helm-test check fmt bench setup clean
 
 serve: .venv/.serve ## serve the demo: everything is installed first
 	@$(BIN)/loraplex serve $(ARGS)
@@ -14,6 +16,9 @@ test: .venv/.test ## the whole test suite
 
 helm-test: .venv/.test ## the chart's tests alone
 	$(BIN)/python -m pytest tests/helm $(ARGS)
+
+test-db: .venv/.test ## what touches a store: on SQLite and PostgreSQL, in memory and in Valkey
+	$(BIN)/python -m pytest $(DB_TESTS) $(ARGS)
 
 check: .venv/.test ## format, lint, types, layers
 	$(BIN)/ruff format --check .

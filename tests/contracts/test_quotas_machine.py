@@ -180,5 +180,5 @@ class QuotasMachine(RuleBasedStateMachine):
 def test_any_sequence_of_calls_does_what_the_definition_says(open_quotas: OpenQuotas) -> None:
     run_state_machine_as_test(
         lambda: QuotasMachine(open_quotas),
-        settings=settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True),
+        settings=settings(max_examples=30, stateful_step_count=40, deadline=None, derandomize=True),
     )

@@ -2,7 +2,9 @@
 
 import os
 import pwd
+import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 POLL_S = 0.01
 NEEDED_BYTES = 1 << 30
 NOBODY = pwd.getpwnam("nobody")
@@ -81,6 +84,28 @@ def as_nobody(command: list[str], writes_to: Path) -> tuple[list[str], dict[str,
     """The command and options that run it as the user nobody, who gets the folder."""
     shutil.chown(writes_to, NOBODY.pw_uid, NOBODY.pw_gid)
     return command, {"user": NOBODY.pw_uid, "group": NOBODY.pw_gid, "extra_groups": []}
+
+
+def kill_with_children(process: subprocess.Popen[bytes]) -> None:
+    """Kill a server's first process with SIGKILL, and return when its children have seen that.
+
+    Until then a database cannot start again: they hold its memory.
+    """
+    # A stopped process makes no more children.
+    process.send_signal(signal.SIGSTOP)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    descriptors = [os.pidfd_open(int(child)) for child in children]
+    process.kill()
+    process.wait()
+    for descriptor in descriptors:
+        wait_until_ended(descriptor)
+
+
+def wait_until_ended(descriptor: int) -> None:
+    """Return when the process of this descriptor ended; it need not be a child of ours."""
+    ended, _, _ = select.select([descriptor], [], [], STOP_TIMEOUT_S)
+    os.close(descriptor)
+    assert ended, "a process does not end"
 
 
 def wait_until_ready(

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import psycopg
 from tests.services.child import (
+    STOP_TIMEOUT_S,
     Folder,
     ending_with_us,
+    kill_with_children,
     unprivileged,
     wait_until_ready,
 )
 
 USER = "loraplex"
-STOP_TIMEOUT_S = 60.0
 SETTINGS = {
     "listen_addresses": "",
     # A crash of the machine may lose a test's data; a crash of the server may not.
@@ -81,8 +82,7 @@ class Postgres:
     def kill(self) -> None:
         """Kill the server's first process with SIGKILL; the others see that and end."""
         assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        kill_with_children(self._process)
 
     def stop(self) -> None:
         """End the server: open connections are cut."""

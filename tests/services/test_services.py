@@ -1,7 +1,6 @@
 """The servers that tests start: real, gone with their parent, and up again after a kill."""
 
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -80,17 +79,10 @@ def test_a_server_ends_with_a_parent_that_is_killed_and_its_data_goes_with_the_n
     descriptor = os.pidfd_open(int(pid))
     parent.kill()
     parent.communicate()
-    assert ended(descriptor, timeout_s=30)
+    child.wait_until_ended(descriptor)
     assert Path(folder).exists()
     child.Folder("lxnext").remove()
     assert not Path(folder).exists()
-
-
-def ended(descriptor: int, timeout_s: float) -> bool:
-    """Whether the process of this descriptor ends in time."""
-    readable, _, _ = select.select([descriptor], [], [], timeout_s)
-    os.close(descriptor)
-    return bool(readable)
 
 
 def test_where_namespaces_are_forbidden_the_database_runs_as_another_user(

@@ -11,9 +11,7 @@ from redis import ConnectionError as NoConnection
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from tests.services.child import Folder, ending_with_us, wait_until_ready
-
-STOP_TIMEOUT_S = 60.0
+from tests.services.child import STOP_TIMEOUT_S, Folder, ending_with_us, wait_until_ready
 
 
 def server_binary() -> Path:

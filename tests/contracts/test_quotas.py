@@ -132,6 +132,23 @@ async def test_a_lease_that_is_over_frees_its_slot(quotas: Quotas, clock: Clock)
     assert await quotas.in_use("a") == InUse(requests=0, tokens=0)
 
 
+async def test_slots_of_leases_that_are_over_can_be_taken(quotas: Quotas, clock: Clock) -> None:
+    for i in range(3):
+        await quotas.reserve(ask(f"r{i}"))
+    clock.pass_s(LEASE_S)
+    await quotas.reserve(ask("r3"))
+
+
+async def test_an_old_hold_cannot_end_the_one_that_its_request_id_has_now(
+    quotas: Quotas, clock: Clock
+) -> None:
+    old = await quotas.reserve(ask("r1", tokens=10))
+    clock.pass_s(LEASE_S)
+    await quotas.reserve(ask("r1", tokens=20))
+    await quotas.settle(old, 10)
+    assert await quotas.in_use("a") == InUse(requests=1, tokens=20)
+
+
 async def test_a_renewed_lease_lasts_from_then_on(quotas: Quotas, clock: Clock) -> None:
     hold = await quotas.reserve(ask("r1"))
     clock.pass_s(LEASE_S - 1)

@@ -28,6 +28,8 @@ SETTINGS = {
     "synchronous_commit": "on",
     "max_connections": "200",
     "shared_buffers": "32MB",
+    # In the data directory, so that a killed server leaves nothing elsewhere.
+    "dynamic_shared_memory_type": "mmap",
     "autovacuum": "off",
 }
 

@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DB_TESTS := tests/services tests/tenants tests/adapters/test_registry.py $(wildcard tests/contracts/test_quotas*.py) \
+  $(patsubst %,tests/platform/test_%.py,cli_data ledger_writer models settlement shared_stores)
 PACKAGES := adapters engine kernels platform tenants migrations
 
-.PHONY: serve test helm-test kernel-test gpu-check check fmt bench setup clean
+.PHONY: serve test helm-test kernel-test gpu-check check fmt bench setup clean test-db
 
 serve: .venv/.serve ## serve the demo: everything is installed first
 	@$(BIN)/loraplex serve $(ARGS)
@@ -20,6 +22,9 @@ kernel-test: .venv/.test ## the kernels alone, those for GPUs by Triton's interp
 
 gpu-check: ## on a machine with a GPU, with a PYTHON that has torch for it: tests, then timings
 	PYTHON=$(PYTHON) .ci/gpu-check
+
+test-db: .venv/.test ## what touches a store: on SQLite and PostgreSQL, in memory and in Valkey
+	$(BIN)/python -m pytest $(DB_TESTS) $(ARGS)
 
 check: .venv/.test ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -190,6 +190,13 @@ RULES: Mapping[type[Exception], Rule] = {
     tenants.KeyExpired: _refused_key("key_expired"),
     tenants.TenantSuspended: Rule(403, "permission_error", "tenant_suspended"),
     tenants.QuotaExceeded: Rule(429, "rate_limit_error", "rate_limit_exceeded"),
+    tenants.QuotaBackendUnavailable: Rule(
+        503,
+        _OUTAGE,
+        "quota_backend_unavailable",
+        "The store of quotas does not answer; retry.",
+        headers=_SOON,
+    ),
     tenants.RequestExceedsLimit: Rule(400, _REQUEST, "request_exceeds_limit"),
     tenants.IdempotencyInProgress: Rule(409, "conflict_error", "idempotency_in_progress"),
     tenants.IdempotencyKeyReused: Rule(422, _REQUEST, "idempotency_key_reuse"),

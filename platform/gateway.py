@@ -17,9 +17,10 @@ from loraplex.platform.app import create_app
 from loraplex.platform.services import Resources
 from loraplex.platform.settings import Settings
 from loraplex.platform.stream import stream_address
-from loraplex.tenants.db import Database, migrate
+from loraplex.tenants.db import Database, explaining_failures, migrate
 from loraplex.tenants.limits import Limits
-from loraplex.tenants.quotas import MemoryQuotas
+from loraplex.tenants.quotas import MemoryQuotas, Quotas
+from loraplex.tenants.quotas_redis import RedisQuotas
 from loraplex.tenants.secret import confirm_secret, load_secret
 
 
@@ -40,7 +41,7 @@ def listen(settings: Settings) -> socket.socket:
 
 @asynccontextmanager
 async def open_resources(settings: Settings) -> AsyncIterator[Resources]:
-    """Open the database and the stream to the worker; close them at the end."""
+    """Open the database, the quotas and the stream to the worker; close them at the end."""
     given = settings.secret
     pepper = load_secret(settings.data_dir, given.get_secret_value() if given else None)
     database = Database.open(settings.resolved_database_url)
@@ -48,22 +49,43 @@ async def open_resources(settings: Settings) -> AsyncIterator[Resources]:
     engine = StreamClient(address, security, settings.stream_buffer_events)
     try:
         await migrate(database)
-        async with database.session() as session:
-            await confirm_secret(session, pepper)
-        engine.start()
-        yield Resources(
-            settings=settings,
-            database=database,
-            quotas=MemoryQuotas(_default_limits(settings), time.monotonic_ns),
-            engine=engine,
-            pepper=pepper,
-            clock=time.time,
-            entropy=secrets.token_bytes,
-            registry=CollectorRegistry(),
-        )
+        with explaining_failures(database.url):
+            async with database.session() as session:
+                await confirm_secret(session, pepper)
+        async with open_quotas(settings) as quotas:
+            engine.start()
+            yield Resources(
+                settings=settings,
+                database=database,
+                quotas=quotas,
+                engine=engine,
+                pepper=pepper,
+                clock=time.time,
+                entropy=secrets.token_bytes,
+                registry=CollectorRegistry(),
+            )
     finally:
         await engine.close()
         await database.close()
+
+
+@asynccontextmanager
+async def open_quotas(settings: Settings) -> AsyncIterator[Quotas]:
+    """Quotas of this gateway alone, or those in the store that gateways share.
+
+    Raises:
+        QuotaBackendUnavailable: the store cannot be used.
+    """
+    defaults = _default_limits(settings)
+    if settings.redis_url is None:
+        yield MemoryQuotas(defaults, time.monotonic_ns)
+        return
+    shared = RedisQuotas.open(settings.redis_url, defaults)
+    try:
+        await shared.ping()
+        yield shared
+    finally:
+        await shared.close()
 
 
 class GatewayServer(uvicorn.Server):

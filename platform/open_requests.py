@@ -19,6 +19,7 @@ from loraplex.engine.protocol import Finished, Submit, Tokens, Usage
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
 from loraplex.tenants.api_keys import Principal
+from loraplex.tenants.errors import QuotaBackendUnavailable
 from loraplex.tenants.ledger import FinishReason, UsageRecord
 from loraplex.tenants.prices import Price, cost_pico
 from loraplex.tenants.quotas import Hold, Quotas, Reservation
@@ -133,6 +134,10 @@ class OpenRequests:
                 continue
             try:
                 await self._quotas.renew(hold)
+            except QuotaBackendUnavailable as error:
+                # The others would fail as well, and each would wait for it.
+                _log.warning("the holds of open requests were not renewed: %s", error)
+                return
             except Exception:  # noqa: BLE001  one that fails must not stop the others
                 _log.exception("the hold of request %s was not renewed", hold.request_id)
 

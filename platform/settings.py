@@ -19,8 +19,16 @@ class Settings(BaseSettings):
     )
     database_url: str | None = Field(
         None,
+        repr=False,
         description="SQLAlchemy URL (`sqlite+aiosqlite://…`, `postgresql+psycopg://…`). "
         "Default: an SQLite file in the data directory.",
+    )
+    redis_url: str | None = Field(
+        None,
+        repr=False,
+        description="Redis or Valkey that holds the quotas of several gateways (`redis://…`, "
+        "`rediss://…` with TLS, `unix://PATH`); it must not evict keys. "
+        "Default: each gateway counts alone.",
     )
     secret: SecretStr | None = Field(
         None,

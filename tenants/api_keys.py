@@ -143,7 +143,7 @@ async def revoke(session: AsyncSession, tenant_id: str, key_id: str, now: dateti
     Raises:
         KeyNotFound: the tenant has no such key.
     """
-    key = await session.get(ApiKey, key_id)
+    key = await session.get(ApiKey, key_id, with_for_update=True)
     if key is None or key.tenant_id != tenant_id:
         raise KeyNotFound(f"The tenant has no key {key_id[:60]!r}.")
     if key.revoked_at is None:

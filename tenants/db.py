@@ -18,6 +18,10 @@ __all__ = ["Base", "Database", "migrate"]
 DRIVERS = ("sqlite+aiosqlite", "postgresql+psycopg")
 BUSY_TIMEOUT_MS = 10_000
 """How long a statement on SQLite waits for another writer before it fails."""
+CONNECT_TIMEOUT_S = 5
+"""How long PostgreSQL may take to accept a connection; libpq alone would wait for minutes."""
+SHOWN_OPTIONS = ("host", "port", "service")
+"""Options of a URL that messages may name; others can be passwords."""
 
 
 class Database:
@@ -27,7 +31,7 @@ class Database:
         """Take an engine; use `open`."""
         self.url = url
         self._engine = engine
-        self._reading = engine.execution_options(loraplex_reads=True)
+        self._reading = engine.execution_options(**_reading_options(url))
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -44,7 +48,11 @@ class Database:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[AsyncSession]:
-        """A transaction that may write: committed at the end, rolled back on any exception."""
+        """A transaction that may write: committed at the end, rolled back on any exception.
+
+        SQLite has one writer at a time; on PostgreSQL, read what you are about to change
+        `with_for_update`, which SQLite ignores.
+        """
         async with AsyncSession(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
 
@@ -81,8 +89,10 @@ async def migrate(database: Database) -> None:
 def new_engine(url: URL, *, migrating: bool = False) -> AsyncEngine:
     """Return an engine with SQLite's PRAGMAs; `hide_parameters` keeps values out of messages."""
     on_sqlite = url.get_backend_name() == "sqlite"
-    # A server may have closed connections that were idle; a file does not.
     options: dict[str, Any] = {"poolclass": NullPool} if migrating else {}
+    if not on_sqlite and "connect_timeout" not in url.query:
+        options["connect_args"] = {"connect_timeout": CONNECT_TIMEOUT_S}
+    # A server may have closed connections that were idle; a file does not.
     engine = create_async_engine(url, hide_parameters=True, pool_pre_ping=not on_sqlite, **options)
     if on_sqlite:
         # While tables are rebuilt, rows of other tables point at none.
@@ -95,10 +105,16 @@ def explaining_failures(url: URL) -> Iterator[None]:
     """Turn the driver's and the file system's errors into ones that name database and reason."""
     try:
         yield
-    except (DBAPIError, OSError) as error:
-        reason = getattr(error, "orig", None) or error
-        where = url.render_as_string(hide_password=True)
-        raise DatabaseUnusable(f"The database {where} cannot be used: {reason}") from error
+    except (DBAPIError, ArgumentError, OSError) as error:
+        # Drivers tell what they tried in several lines.
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        raise DatabaseUnusable(f"The database {shown(url)} cannot be used: {reason}") from error
+
+
+def shown(url: URL) -> str:
+    """Return the URL for messages, without what may be a secret."""
+    query = {name: value for name, value in url.query.items() if name in SHOWN_OPTIONS}
+    return url.set(query=query).render_as_string(hide_password=True)
 
 
 def sqlite_path(url: URL) -> Path:
@@ -109,11 +125,11 @@ def sqlite_path(url: URL) -> Path:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise DatabaseUnusable(
-            "The database URL cannot be parsed; it looks like sqlite+aiosqlite:///path/to/file.db "
-            "or postgresql+psycopg://user:password@host/name."
-        ) from error
+    except (ArgumentError, ValueError):
+        # What the parser says may hold a part of the password.
+        raise _unparsable() from None
+    if "@" in (parsed.host or ""):
+        raise _unparsable()
     if parsed.drivername not in DRIVERS:
         raise DatabaseUnusable(
             f"The database URL starts with {parsed.drivername!r}; "
@@ -122,6 +138,20 @@ def _parse(url: str) -> URL:
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise DatabaseUnusable("An SQLite database needs a file: sqlite+aiosqlite:///path/to/it.")
     return parsed
+
+
+def _unparsable() -> DatabaseUnusable:
+    return DatabaseUnusable(
+        "The database URL cannot be parsed; it looks like sqlite+aiosqlite:///path/to/file.db "
+        "or postgresql+psycopg://user:password@host/name, with %40 for an @ in the password."
+    )
+
+
+def _reading_options(url: URL) -> dict[str, Any]:
+    """Engine options under which each statement stands alone."""
+    if url.get_backend_name() == "sqlite":
+        return {"loraplex_reads": True}
+    return {"isolation_level": "AUTOCOMMIT"}
 
 
 def _prepare_file(path: Path) -> None:

@@ -15,6 +15,7 @@ TenantsError
 ├── QuotaError
 │   ├── QuotaExceeded       too much for now (retry later)
 │   ├── RequestExceedsLimit too much for ever (never retried)
+│   ├── QuotaBackendUnavailable the store that gateways share cannot be used, and why
 │   └── HoldConflict        the request id already holds something else
 ├── IdempotencyInProgress   the first POST with this key has not been answered yet
 ├── IdempotencyKeyReused    the key came with another POST before
@@ -124,6 +125,10 @@ class RequestExceedsLimit(QuotaError):
         self.dimension: Dimension = dimension
         self.limit = limit
         self.asked = asked
+
+
+class QuotaBackendUnavailable(QuotaError):
+    """The quota store does not answer or refuses to; whether something was held is not known."""
 
 
 class HoldConflict(QuotaError):

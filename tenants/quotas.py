@@ -84,7 +84,10 @@ class InUse:
 
 
 class Quotas(Protocol):
-    """Admission of requests against the limits of their tenants."""
+    """Admission of requests against the limits of their tenants.
+
+    Every method of a store that other processes share may raise QuotaBackendUnavailable.
+    """
 
     async def reserve(self, request: Reservation) -> Hold:
         """Hold a slot, one request and the tokens: all of them, or nothing.
@@ -184,7 +187,7 @@ class MemoryQuotas:
         tenant.requests.limit = limits.requests_per_minute
         tenant.tokens.limit = limits.tokens_per_minute
         if request.request_id in tenant.leases:
-            return _same(tenant.leases[request.request_id].hold, request)
+            return confirm_size(tenant.leases[request.request_id].hold, request)
         tenant.refuse_what_does_not_fit(request.tokens, limits)
         tenant.requests.take(request.request_id, 1)
         tenant.tokens.take(request.request_id, request.tokens)
@@ -246,7 +249,8 @@ class MemoryQuotas:
         return tenant if lease is not None and lease.hold == hold else None
 
 
-def _same(hold: Hold, request: Reservation) -> Hold:
+def confirm_size(hold: Hold, request: Reservation) -> Hold:
+    """Return the hold that the request's id has. Raises HoldConflict if it has another size."""
     if hold.tokens != request.tokens:
         raise HoldConflict(
             f"Request {request.request_id} already holds {hold.tokens} tokens, "

@@ -1,11 +1,15 @@
-"""Environment of all tests, set before anything imports torch, and the demo model, made once."""
+"""Environment of all tests, set before anything imports torch; what they share, made once."""
 
+import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.services.migrated import MigratedDatabases, migrate_url
+from tests.services.postgres import Postgres, running_postgres
+from tests.services.valkey import Valkey, running_valkey
 
 from loraplex.platform.demo.base import demo_model_dir, find_gguf
 
@@ -43,3 +47,65 @@ def new_demo_data_dir(
 def demo_data_dir(new_demo_data_dir: Callable[[], Path]) -> Path:
     """Data directory of the platform that all tests share."""
     return new_demo_data_dir()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The PostgreSQL cluster of the session. Whoever kills it starts one of their own."""
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey() -> Iterator[Valkey]:
+    """The Valkey of the session. Whoever kills it starts one of their own."""
+    with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("migrated") / "loraplex.db"
+    asyncio.run(migrate_url(f"sqlite+aiosqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def _migrated_databases(postgres: Postgres) -> MigratedDatabases:
+    return MigratedDatabases(postgres)
+
+
+@pytest.fixture
+def sqlite_url(_migrated_file: Path, tmp_path: Path) -> str:
+    """URL of a migrated SQLite database of the test's own."""
+    return f"sqlite+aiosqlite:///{shutil.copy(_migrated_file, tmp_path / 'loraplex.db')}"
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres, _migrated_databases: MigratedDatabases) -> Iterator[str]:
+    """URL of a migrated PostgreSQL database of the test's own."""
+    name = _migrated_databases.take()
+    yield postgres.url(name)
+    _migrated_databases.give_back(name)
+
+
+@pytest.fixture
+def empty_postgres_url(postgres: Postgres) -> Iterator[str]:
+    """URL of a PostgreSQL database of the test's own, without tables."""
+    name = postgres.create_database()
+    yield postgres.url(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """URL of a migrated database of the test's own; the test runs once on each kind."""
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of a database without tables; the test runs once on each kind."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path / 'loraplex.db'}"
+    return request.getfixturevalue("empty_postgres_url")

@@ -8,7 +8,9 @@ from loraplex.platform.cli.context import CommandContext, DatabaseUrl, DataDir, 
 def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
     """Bring the database to the newest version of its tables; safe to repeat."""
 
+    from loraplex.tenants.db import shown
+
     async def work(context: CommandContext) -> str:
-        return context.database.url.render_as_string(hide_password=True)
+        return shown(context.database.url)
 
     typer.echo(f"The database {run(work, data_dir, database_url)} is up to date.")

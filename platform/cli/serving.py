@@ -17,6 +17,14 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on. [default: 
 Port = Annotated[
     int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. [default: 8000]")
 ]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="Redis or Valkey for the quotas of several gateways. "
+        "Default: LORAPLEX_REDIS_URL, else each gateway counts alone.",
+        show_default=False,
+    ),
+]
 Model = Annotated[
     str | None, typer.Option(help="Base model: a folder, a hub name, or `demo`. [default: demo]")
 ]
@@ -43,6 +51,7 @@ def serve(
     port: Port = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
     model: Model = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -57,6 +66,7 @@ def serve(
             port=port,
             data_dir=data_dir,
             database_url=database_url,
+            redis_url=redis_url,
             model=model,
             device=device,
             dtype=dtype,
@@ -75,6 +85,7 @@ def gateway(
     port: Port = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
+    redis_url: RedisUrl = None,
     worker_address: WorkerAddress = None,
 ) -> None:
     """Serve HTTP over a worker that runs elsewhere (`loraplex worker`)."""
@@ -84,6 +95,7 @@ def gateway(
             port=port,
             data_dir=data_dir,
             database_url=database_url,
+            redis_url=redis_url,
             worker_address=worker_address,
         )
         from loraplex.platform.gateway import run_gateway

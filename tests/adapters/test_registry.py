@@ -5,7 +5,6 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,7 @@ from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.errors import ModelNotFound, VersionConflict
 from loraplex.adapters.registry.registry import Publication, PublishedVersion, ResolvedModel
 from loraplex.tenants import directory
-from loraplex.tenants.db import Database, migrate
+from loraplex.tenants.db import Database
 from loraplex.tenants.errors import NameInvalid
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -43,9 +42,8 @@ class Shop:
 
 
 @pytest.fixture
-async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
-    database = Database.open(f"sqlite+aiosqlite:///{tmp_path / 'loraplex.db'}")
-    await migrate(database)
+async def shop(database_url: str) -> AsyncIterator[Shop]:
+    database = Database.open(database_url)
     async with database.session() as session:
         acme = await directory.create(session, "acme", NOW, secrets.token_bytes)
         other = await directory.create(session, "other", NOW, secrets.token_bytes)

@@ -54,7 +54,9 @@ class GatedRunner(SimulatedRunner):
 class SimulatedWorker:
     """All parts of a worker, open to tests."""
 
-    def __init__(self, security: Security, epoch: str = "epoch-1") -> None:
+    def __init__(
+        self, security: Security, epoch: str = "epoch-1", model: ModelInfo = MODEL
+    ) -> None:
         self.mailbox = Mailbox()
         self.residency = Residency(10)
         self.scheduler = build.scheduler(
@@ -71,7 +73,7 @@ class SimulatedWorker:
             len,
             lambda: 0.0,
         )
-        welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=epoch, model=MODEL)
+        welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=epoch, model=model)
         self.server = StreamServer(self.mailbox, welcome, security, lambda: "steps_total 1\n")
         self.reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self.asyncio_loop = asyncio.get_running_loop()
@@ -99,10 +101,13 @@ class SimulatedWorker:
 
 @asynccontextmanager
 async def running(
-    address: Address, security: Security | None = None, epoch: str = "epoch-1"
+    address: Address,
+    security: Security | None = None,
+    epoch: str = "epoch-1",
+    model: ModelInfo = MODEL,
 ) -> AsyncIterator[SimulatedWorker]:
     """A worker that listens on `address` until the end of the block."""
-    worker = SimulatedWorker(security or Security(), epoch)
+    worker = SimulatedWorker(security or Security(), epoch, model)
     with claimed(address):
         await worker.server.start(address)
         thread = threading.Thread(target=worker.loop.run)

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -24,7 +23,7 @@ from loraplex.platform.app import create_app
 from loraplex.platform.services import Resources, Services
 from loraplex.platform.settings import Settings
 from loraplex.tenants import api_keys, directory
-from loraplex.tenants.db import Database, migrate
+from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.ledger import UsageRecord, list_usage
 from loraplex.tenants.limits import Limits
@@ -104,28 +103,24 @@ async def make_tenant(resources: Resources, name: str, **limits: int) -> tuple[T
     return tenant, key.text
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database file, to copy."""
-    path = tmp_path_factory.mktemp("migrated") / "loraplex.db"
-
-    async def make() -> None:
-        database = Database.open(f"sqlite+aiosqlite:///{path}")
-        await migrate(database)
-        await database.close()
-
-    asyncio.run(make())
-    return path
+@pytest.fixture
+def gateway_database_url(sqlite_url: str) -> str:
+    """The gateway's database; tests that are about the database put `database_url` in its place."""
+    return sqlite_url
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, max_body_bytes=100_000, drain_timeout_s=5)
+def settings(tmp_path: Path, gateway_database_url: str) -> Settings:
+    return Settings(
+        data_dir=tmp_path,
+        database_url=gateway_database_url,
+        max_body_bytes=100_000,
+        drain_timeout_s=5,
+    )
 
 
 @pytest.fixture
-async def resources(settings: Settings, migrated: Path, tmp_path: Path) -> AsyncIterator[Resources]:
-    shutil.copy(migrated, tmp_path / "loraplex.db")
+async def resources(settings: Settings) -> AsyncIterator[Resources]:
     database = Database.open(settings.resolved_database_url)
     engine = ScriptedEngine(model_info())
     engine.answer = says("Hel", "lo", "!")

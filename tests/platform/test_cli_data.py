@@ -36,13 +36,15 @@ app.command("migrate")(migrate.migrate)
 
 
 class Shell:
-    """Runs commands on one data directory."""
+    """Runs commands on one data directory and one database."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, database_url: str) -> None:
         self.data_dir = data_dir
+        self.database_url = database_url
 
     def run(self, *arguments: str) -> Result:
-        return CliRunner().invoke(app, [*arguments, "--data-dir", str(self.data_dir)])
+        where = ("--data-dir", str(self.data_dir), "--database-url", self.database_url)
+        return CliRunner().invoke(app, [*arguments, *where])
 
     def out(self, *arguments: str) -> str:
         result = self.run(*arguments)
@@ -60,8 +62,10 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
-    return Shell(tmp_path / "data")
+def shell(tmp_path: Path, database_url: str) -> Shell:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir(mode=0o700)
+    return Shell(data_dir, database_url)
 
 
 @pytest.fixture
@@ -145,7 +149,7 @@ def test_a_new_key_alone_is_on_standard_output(acme: Shell) -> None:
 
 def test_a_new_key_authenticates_its_tenant(acme: Shell) -> None:
     async def verify() -> str:
-        database = Database.open(f"sqlite+aiosqlite:///{acme.data_dir / 'loraplex.db'}")
+        database = Database.open(acme.database_url)
         pepper = (acme.data_dir / "secret").read_bytes().strip()
         async with database.reader() as session:
             principal = await api_keys.verify(session, str(made["key"]), pepper, NOON)
@@ -180,7 +184,7 @@ def add_usage(shell: Shell, count: int) -> None:
     """Append records of one request an hour."""
 
     async def add() -> None:
-        database = Database.open(f"sqlite+aiosqlite:///{shell.data_dir / 'loraplex.db'}")
+        database = Database.open(shell.database_url)
         async with database.session() as session:
             acme = await directory.get_by_name(session, "acme")
             made = await api_keys.mint(session, acme, "", bytes(32), NOON, secrets.token_bytes)
@@ -363,17 +367,25 @@ def test_a_store_that_cannot_be_written_is_named(acme: Shell, base: Path, tmp_pa
     assert "cannot be stored" in error
 
 
-def test_migrating_can_be_repeated(shell: Shell) -> None:
+def test_migrating_can_be_repeated(tmp_path: Path, empty_database_url: str) -> None:
+    shell = Shell(tmp_path / "data", empty_database_url)
     assert "up to date" in shell.out("migrate")
     assert "up to date" in shell.out("migrate")
 
 
-def test_settings_of_the_environment_count(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_away_is_an_expected_error_without_its_password(tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "data", "postgresql+psycopg://u:hunter2@127.0.0.1:1/d")
+    error = shell.failure("tenant", "list")
+    assert error.startswith("error: The database postgresql+psycopg://u:***@127.0.0.1:1/d cannot")
+    assert error.count("\n") == 1
+    assert "hunter2" not in error
+
+
+def test_settings_of_the_environment_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'elsewhere.db'}"
     monkeypatch.setenv("LORAPLEX_DATABASE_URL", url)
-    assert url in shell.out("migrate")
+    result = CliRunner().invoke(app, ["migrate", "--data-dir", str(tmp_path)])
+    assert url in result.stdout
 
 
 def test_a_setting_that_is_wrong_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,11 @@ class CountingDatabase:
             yield session
 
 
+@pytest.fixture
+def gateway_database_url(database_url: str) -> str:
+    return database_url
+
+
 def record(tenant_id: str, key_id: str, number: int, completion_tokens: int = 1) -> UsageRecord:
     return UsageRecord(
         request_id=f"req_{number}",

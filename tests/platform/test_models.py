@@ -1,6 +1,12 @@
 """The list of models is exactly what a key can call."""
 
+import pytest
 from tests.platform.conftest import NOW, Gateway, error_of
+
+
+@pytest.fixture
+def gateway_database_url(database_url: str) -> str:
+    return database_url
 
 
 async def test_the_list_is_the_base_model_and_the_tenants_own_adapters(gateway: Gateway) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
-from tests.platform.conftest import chat_body, make_tenant
+from tests.platform.conftest import DEFAULTS, chat_body, make_tenant
 from tests.platform.scripted_engine import ScriptedEngine, says
 
 from loraplex.engine.errors import (
@@ -30,9 +31,14 @@ from loraplex.platform.completions import Admitted, Call, CompletionRequest, com
 from loraplex.platform.errors import EngineStopped, KeyMissing
 from loraplex.platform.services import Resources, Services, build_services
 from loraplex.tenants.db import Database
-from loraplex.tenants.errors import KeyMalformed, QuotaExceeded, RequestExceedsLimit
+from loraplex.tenants.errors import (
+    KeyMalformed,
+    QuotaBackendUnavailable,
+    QuotaExceeded,
+    RequestExceedsLimit,
+)
 from loraplex.tenants.ledger import UsageRecord, list_usage
-from loraplex.tenants.quotas import Hold, Quotas, Reservation
+from loraplex.tenants.quotas import Hold, MemoryQuotas, Quotas, Reservation
 
 
 @dataclass
@@ -71,6 +77,11 @@ class Walk:
         in_use = await self.resources.quotas.in_use(self.tenant_id)
         assert (in_use.requests, in_use.tokens) == (0, 0)
         await self.resources.quotas.check()
+
+
+@pytest.fixture
+def gateway_database_url(database_url: str) -> str:
+    return database_url
 
 
 async def walk_over(resources: Resources, **limits: int) -> Walk:
@@ -330,6 +341,25 @@ async def test_usage_that_cannot_be_written_is_in_the_log_and_the_hold_is_settle
     assert await walk.usage() == []
     await walk.assert_settled()
     assert b"loraplex_settlement_failures_total 1.0" in walk.services.metrics.text()
+
+
+async def test_holds_that_cannot_be_renewed_are_told_once(
+    resources: Resources, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(MemoryQuotas):
+        async def renew(self, hold: Hold) -> None:
+            raise QuotaBackendUnavailable("nobody answers")
+
+    walk = await walk_over(replace(resources, quotas=Away(DEFAULTS, time.monotonic_ns)))
+    walk.engine.answer = None
+    tasks = [asyncio.create_task(walk.run()) for _ in range(2)]
+    request_ids = [(await walk.engine.submitted()).request_id for _ in tasks]
+    await walk.services.open_requests.renew()
+    assert caplog.text.count("nobody answers") == 1
+    for request_id in request_ids:
+        walk.engine.finish(request_id)
+    await asyncio.gather(*tasks)
+    walk.services.prompts.close()
 
 
 async def test_shutdown_waits_for_what_is_open(walk: Walk) -> None:

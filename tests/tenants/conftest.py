@@ -1,40 +1,20 @@
-"""A migrated database of its own for each test, copied from one that was migrated once."""
+"""A migrated database of its own for each test, on each kind of database."""
 
-import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from loraplex.tenants import directory
-from loraplex.tenants.db import Database, migrate
+from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantRecord
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
-def url_of(path: Path) -> str:
-    return f"sqlite+aiosqlite:///{path}"
-
-
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    async def make() -> None:
-        database = Database.open(url_of(path))
-        await migrate(database)
-        await database.close()
-
-    path = tmp_path_factory.mktemp("template") / "loraplex.db"
-    asyncio.run(make())
-    return path
-
-
 @pytest.fixture
-async def database(migrated_file: Path, tmp_path: Path) -> AsyncIterator[Database]:
-    copy = shutil.copy(migrated_file, tmp_path / "loraplex.db")
-    database = Database.open(url_of(copy))
+async def database(database_url: str) -> AsyncIterator[Database]:
+    database = Database.open(database_url)
     yield database
     await database.close()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError, StatementError
+from tests.services.postgres import Postgres
 
 from loraplex.tenants.db import Database, explaining_failures, migrate
 from loraplex.tenants.directory import TenantRecord
@@ -33,7 +34,7 @@ async def test_writers_that_read_first_do_not_lose_each_others_updates(
 ) -> None:
     async def add_one() -> None:
         async with database.session() as session:
-            tenant = await session.get_one(Tenant, acme.id)
+            tenant = await session.get_one(Tenant, acme.id, with_for_update=True)
             await asyncio.sleep(0)
             tenant.weight += 1
 
@@ -89,6 +90,8 @@ def test_the_folder_of_a_new_database_is_made_for_its_owner_alone(tmp_path: Path
     [
         ("no url at all", "cannot be parsed"),
         ("postgresql://u:hunter2@h/d", "supported are sqlite"),
+        ("postgresql+psycopg://u:hunter2@h:port/d", "cannot be parsed"),
+        ("postgresql+psycopg://u:part@hunter2@h/d", "%40 for an @"),
         ("sqlite+aiosqlite://", "needs a file"),
         ("sqlite+aiosqlite:///:memory:", "needs a file"),
     ],
@@ -126,11 +129,31 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         await migrate(database)
 
 
-async def test_a_server_that_is_away_is_told_without_the_password() -> None:
-    database = Database.open("postgresql+psycopg://u:hunter2@127.0.0.1:1/d")
-    with pytest.raises(DatabaseUnusable, match=r"127\.0\.0\.1") as refused:
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://u:hunter2@127.0.0.1:1/d",
+        "postgresql+psycopg://127.0.0.1:1/d?user=u&password=hunter2",
+        "postgresql+psycopg://u:hunter2@/d?host=127.0.0.1,127.0.0.2&port=1,1",
+    ],
+)
+async def test_a_server_that_is_away_is_told_in_one_line_without_the_password(url: str) -> None:
+    database = Database.open(url)
+    with pytest.raises(DatabaseUnusable, match=r"127\.0\.0\.1.*refused") as refused:
         await migrate(database)
     assert "hunter2" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_url_whose_options_do_not_fit_together_is_refused() -> None:
+    with pytest.raises(DatabaseUnusable, match="hosts and ports"):
+        Database.open("postgresql+psycopg://u@/d?host=h,i,j&port=1,2")
+
+
+async def test_a_database_that_the_server_lacks_is_named(postgres: Postgres) -> None:
+    database = Database.open(postgres.url("nowhere"))
+    with pytest.raises(DatabaseUnusable, match='"nowhere" does not exist'):
+        await migrate(database)
 
 
 def test_failures_that_are_no_database_failures_pass_through(database: Database) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +18,6 @@ from loraplex.tenants.errors import DatabaseTooNew
 from loraplex.tenants.migrate import alembic_config
 
 Work = Callable[[Connection], Any]
-
-
-def url(tmp_path: Path) -> str:
-    return f"sqlite+aiosqlite:///{tmp_path / 'loraplex.db'}"
 
 
 async def on_connection(database: Database, work: Work) -> Any:
@@ -49,21 +44,25 @@ async def test_migrations_make_exactly_the_tables_of_the_code(database: Database
 
 
 async def test_check_constraints_are_those_of_the_code(database: Database) -> None:
-    def made(connection: Connection) -> set[tuple[str | None, str]]:
+    def made(connection: Connection) -> dict[str | None, str]:
         tables = inspect(connection)
         return {
-            (constraint["name"], constraint["sqltext"])
+            constraint["name"]: constraint["sqltext"]
             for table in Base.metadata.tables
             for constraint in tables.get_check_constraints(table)
         }
 
     declared = {
-        (str(constraint.name), str(constraint.sqltext))
+        str(constraint.name): str(constraint.sqltext)
         for table in Base.metadata.tables.values()
         for constraint in table.constraints
         if isinstance(constraint, CheckConstraint)
     }
-    assert await on_connection(database, made) == declared
+    found = await on_connection(database, made)
+    assert found.keys() == declared.keys()
+    if database.url.get_backend_name() == "sqlite":
+        # PostgreSQL keeps a condition parsed, and gives it back in other words.
+        assert found == declared
 
 
 async def test_migrations_can_be_taken_back_and_made_again(database: Database) -> None:
@@ -76,8 +75,8 @@ async def test_migrations_can_be_taken_back_and_made_again(database: Database) -
     assert await on_connection(database, back_and_forth) == ["alembic_version"]
 
 
-async def test_processes_that_migrate_at_once_wait_for_each_other(tmp_path: Path) -> None:
-    databases = [Database.open(url(tmp_path)) for _ in range(4)]
+async def test_processes_that_migrate_at_once_wait_for_each_other(empty_database_url: str) -> None:
+    databases = [Database.open(empty_database_url) for _ in range(4)]
     await asyncio.gather(*(migrate(database) for database in databases))
     async with databases[0].reader() as session:
         rows = await session.scalars(text("SELECT version_num FROM alembic_version"))
@@ -86,14 +85,14 @@ async def test_processes_that_migrate_at_once_wait_for_each_other(tmp_path: Path
 
 
 async def test_a_migration_that_fails_leaves_the_database_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def upgrade_then_fail(config: Config, revision: str) -> None:
         upgrade(config, revision)
         raise KeyError
 
     upgrade = command.upgrade
-    database = Database.open(url(tmp_path))
+    database = Database.open(empty_database_url)
     monkeypatch.setattr("alembic.command.upgrade", upgrade_then_fail)
     with pytest.raises(KeyError):
         await migrate(database)

@@ -114,9 +114,12 @@ def run_cli(*arguments: str, stdin: str | None = None) -> subprocess.CompletedPr
     )
 
 
-def usage_rows(data_dir: Path, tenant: str) -> list[dict]:
+def usage_rows(data_dir: Path, tenant: str, database_url: str | None = None) -> list[dict]:
     """A tenant's usage as `usage show` prints it."""
-    shown = run_cli("usage", "show", "--json", "--tenant", tenant, "--data-dir", str(data_dir))
+    where = ["--data-dir", str(data_dir)]
+    if database_url is not None:
+        where += ["--database-url", database_url]
+    shown = run_cli("usage", "show", "--json", "--tenant", tenant, *where)
     assert shown.returncode == 0, shown.stderr
     return [json.loads(line) for line in shown.stdout.splitlines()]
 

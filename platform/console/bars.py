@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-WIDTH, HEIGHT = 720, 180
-LEFT, BOTTOM, TOP = 48, 22, 8
-GAP = 0.28
+WIDTH, HEIGHT = 1000, 190
+LEFT, BOTTOM, TOP = 56, 24, 12
+GAP = 0.44
 MAX_DAY_LABELS = 8
 
 

@@ -20,7 +20,8 @@ def compact(value: float | None) -> str:
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= factor and value >= 10_000:
             scaled = value / factor
-            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.1f}{unit}"
+            digits = 0 if scaled >= 100 or scaled == round(scaled) else 1
+            return f"{scaled:.{digits}f}{unit}"
     return f"{value:,.0f}"
 
 

@@ -94,4 +94,4 @@ class _Values:
 def _samples(text: str) -> Iterator[tuple[tuple[str, str], float]]:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            yield (sample.name, ",".join(sample.labels.values())), sample.value
+            yield (sample.name, ",".join(sample.labels.values())), float(sample.value)

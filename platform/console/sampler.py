@@ -32,12 +32,12 @@ class Point:
     """One point of every chart; None where there was nothing to measure."""
 
     at_s: float
-    requests_per_s: float
-    refused_per_s: float
-    failed_per_s: float
+    requests_per_s: float | None
+    refused_per_s: float | None
+    failed_per_s: float | None
     ttft_p50_ms: float | None
     ttft_p95_ms: float | None
-    output_tokens_per_s: float
+    output_tokens_per_s: float | None
     computed_tokens_per_s: float | None
     adapters_per_step: float | None
     running: float | None
@@ -82,27 +82,29 @@ class Sampler:
         return [point for point in self._points if point.at_s > after_s]
 
     def _before(self, window_s: float) -> Reading:
-        """The oldest reading that is at most `window_s` older than the newest."""
+        """The oldest reading that is at most `window_s` older than the newest, if only itself."""
         start_s = self._readings[-1].at_s - window_s
         return next(reading for reading in self._readings if reading.at_s >= start_s)
 
 
 def _point(now: Reading, rates: Reading, quantiles: Reading) -> Point:
-    span_s = max(now.at_s - rates.at_s, 1e-9)
+    def per_s(earlier: float | None, later: float | None) -> float | None:
+        grown = _growth(earlier, later)
+        return None if grown is None or rates is now else grown / (now.at_s - rates.at_s)
+
     p50, p95 = (quantile_s(quantiles.ttft, now.ttft, q) for q in (0.5, 0.95))
     steps = _growth(rates.steps, now.steps)
     adapters = _growth(rates.step_adapters, now.step_adapters)
-    computed = _growth(rates.computed_tokens, now.computed_tokens)
     return Point(
         at_s=now.at_s,
-        requests_per_s=_growth(rates.requests, now.requests) / span_s,
-        refused_per_s=_growth(rates.refused, now.refused) / span_s,
-        failed_per_s=_growth(rates.failed, now.failed) / span_s,
+        requests_per_s=per_s(rates.requests, now.requests),
+        refused_per_s=per_s(rates.refused, now.refused),
+        failed_per_s=per_s(rates.failed, now.failed),
         ttft_p50_ms=_ms(p50),
         ttft_p95_ms=_ms(p95),
-        output_tokens_per_s=_growth(rates.output_tokens, now.output_tokens) / span_s,
-        computed_tokens_per_s=None if now.computed_tokens is None else computed / span_s,
-        adapters_per_step=adapters / steps if steps else None,
+        output_tokens_per_s=per_s(rates.output_tokens, now.output_tokens),
+        computed_tokens_per_s=per_s(rates.computed_tokens, now.computed_tokens),
+        adapters_per_step=adapters / steps if steps and adapters is not None else None,
         running=now.running,
         waiting=now.waiting,
         kv_held=now.kv_held,
@@ -110,10 +112,10 @@ def _point(now: Reading, rates: Reading, quantiles: Reading) -> Point:
     )
 
 
-def _growth(earlier: float | None, later: float | None) -> float:
+def _growth(earlier: float | None, later: float | None) -> float | None:
     """How much a counter grew; one that is smaller now was started again from 0."""
     if earlier is None or later is None:
-        return 0.0
+        return None
     return later - earlier if later >= earlier else later
 
 

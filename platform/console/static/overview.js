@@ -59,7 +59,7 @@
       scales: { y: { range: (_, __, max) => [0, max > 0 ? max * 1.08 : 1] } },
       axes: [
         { ...axis, grid: { show: false }, size: 24, space: 64, values: (_, at) => at.map((t) => clock(t).slice(0, 5)) },
-        { ...axis, size: 44, space: 34, values: (_, values) => values.map(short) },
+        { ...axis, size: 44, space: 24, values: (_, values) => values.map(short) },
       ],
       tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "UTC"),
       series: [{}, ...chart.series.map((series, index) => ({
@@ -67,7 +67,6 @@
         stroke: colours[index],
         width: 1.75,
         dash: series.dashed ? [5, 4] : undefined,
-        fill: index === 0 && !chart.series.some((s) => s.field === "kv_total") ? undefined : undefined,
         points: { show: false },
         spanGaps: false,
       }))],

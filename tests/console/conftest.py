@@ -1,0 +1,58 @@
+"""One gateway and one browser for all tests of this folder, in one event loop."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+from tests.console.browsing import Visit, open_browser, visiting
+from tests.console.platform import ConsolePlatform, console_platform
+from tests.console.traffic import believable
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    for item in items:
+        if folder in item.path.parents and item.get_closest_marker("asyncio"):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with open_browser() as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def platform(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ConsolePlatform]:
+    """Filled with tenants and traffic; its clock is the machine's again."""
+    async with console_platform(tmp_path_factory.mktemp("console")) as running:
+        await believable(running)
+        running.clock.fixed_s = None
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def visit(browser: Browser, platform: ConsolePlatform) -> AsyncIterator[Visit]:
+    """An operator who is signed in; nothing may have gone wrong on any page in the end."""
+    async with visiting(browser, platform.root) as visit:
+        await visit.sign_in(platform.admin_key)
+        yield visit
+        assert visit.complaints == []
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def fresh(tmp_path: Path) -> AsyncIterator[ConsolePlatform]:
+    """An empty platform of the test's own, with nothing in the background."""
+    async with console_platform(tmp_path, lifespan=False) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def http(fresh: ConsolePlatform) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of `fresh` that says of itself what a browser says on the console's own pages."""
+    headers = {"sec-fetch-site": "same-origin"}
+    async with httpx.AsyncClient(base_url=fresh.root, headers=headers) as client:
+        yield client

@@ -11,6 +11,8 @@ from tests.console.browsing import Visit, open_browser, visiting
 from tests.console.platform import ConsolePlatform, console_platform
 from tests.console.traffic import believable
 
+from loraplex.tenants.db import Database, migrate
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = Path(__file__).parent
@@ -43,10 +45,20 @@ async def visit(browser: Browser, platform: ConsolePlatform) -> AsyncIterator[Vi
         assert visit.complaints == []
 
 
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database file, to copy."""
+    path = tmp_path_factory.mktemp("migrated") / "loraplex.db"
+    database = Database.open(f"sqlite+aiosqlite:///{path}")
+    await migrate(database)
+    await database.close()
+    return path
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def fresh(tmp_path: Path) -> AsyncIterator[ConsolePlatform]:
+async def fresh(tmp_path: Path, migrated: Path) -> AsyncIterator[ConsolePlatform]:
     """An empty platform of the test's own, with nothing in the background."""
-    async with console_platform(tmp_path, lifespan=False) as running:
+    async with console_platform(tmp_path, lifespan=False, migrated=migrated) as running:
         yield running
 
 

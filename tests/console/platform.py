@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -68,12 +69,22 @@ class ConsolePlatform:
 
 @asynccontextmanager
 async def console_platform(
-    data_dir: Path, *, lifespan: bool = True, model_name: str = "tiny"
+    data_dir: Path,
+    *,
+    lifespan: bool = True,
+    model_name: str = "tiny",
+    migrated: Path | None = None,
 ) -> AsyncIterator[ConsolePlatform]:
-    """Without `lifespan` nothing happens in the background; samples are then taken by hand."""
+    """Without `lifespan` nothing happens in the background; samples are then taken by hand.
+
+    `migrated` is a database file to start from.
+    """
     settings = Settings(data_dir=data_dir, drain_timeout_s=2)
+    if migrated is not None:
+        shutil.copy(migrated, data_dir / "loraplex.db")
     database = Database.open(settings.resolved_database_url)
-    await migrate(database)
+    if migrated is None:
+        await migrate(database)
     clock, engine = Clock(), ScriptedEngine(_model(model_name))
     engine.answer, engine.metrics_text = says("Hel", "lo", "!"), WORKER_METRICS
     resources = Resources(

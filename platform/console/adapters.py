@@ -22,7 +22,7 @@ from loraplex.tenants.errors import NameInvalid
 
 router = APIRouter(route_class=ConsoleRoute)
 
-Refusal = CheckpointInvalid | InvalidRequest | NameInvalid | VersionConflict
+REFUSALS = (CheckpointInvalid, InvalidRequest, NameInvalid, VersionConflict)
 
 
 @router.get("/tenants/{name}/adapters")
@@ -52,7 +52,7 @@ async def upload_adapter(
             version = await uploads.publish(resources, tenant.id, form.text("name"), upload.folder)
     except ClientDisconnect:
         raise ClientGone from None
-    except Refusal as error:
+    except REFUSALS as error:
         return await _page(request, services, name, _problems(error))
     session.notice = Notice(f"{version.model}@{version.version} is published and can be called.")
     return RedirectResponse(f"/console/tenants/{name}/adapters", 303)
@@ -75,5 +75,5 @@ async def _page(
     )
 
 
-def _problems(error: Refusal) -> tuple[str, ...]:
+def _problems(error: Exception) -> tuple[str, ...]:
     return error.problems if isinstance(error, CheckpointInvalid) else (str(error),)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-
 STATIC = Path(__file__).with_name("static")
 _TYPES = MappingProxyType(
     {

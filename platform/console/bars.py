@@ -76,7 +76,7 @@ def draw(bars: Sequence[Bar]) -> Picture:
 
 def _round_step(largest: int) -> int:
     """1, 2 or 5 times a power of ten, so that two to five lines cover the largest value."""
-    power = 10 ** max(0, math.floor(math.log10(max(largest, 1))))
+    power = int(10 ** max(0, math.floor(math.log10(max(largest, 1)))))
     for step in (power // 5, power // 2, power, 2 * power):
         if step >= 1 and largest <= 5 * step:
             return step

@@ -62,7 +62,9 @@ async def create_key(
             )
     except ValueRefused as error:
         return await _page(request, services, name, label, {error.field: str(error)})
-    session.notice = Notice("Copy the new key now. It is shown this once and stored nowhere.", minted.text)
+    session.notice = Notice(
+        "Copy the new key now. It is shown this once and stored nowhere.", minted.text
+    )
     return RedirectResponse(f"/console/tenants/{name}/keys", 303)
 
 

@@ -30,13 +30,11 @@ def new_environment(assets: Assets) -> Environment:
     return environment
 
 
-def render(
-    request: Request, template: str, status: int = 200, **context: object
-) -> HTMLResponse:
+def render(request: Request, template: str, status: int = 200, **context: object) -> HTMLResponse:
     """A page for whoever is signed in, or for nobody."""
     services = services_of(request)
     session: Session | None = getattr(request.state, "session", None)
-    common = {
+    common: dict[str, object] = {
         "session": session,
         "notice": session.take_notice() if session else None,
         "path": request.url.path,

@@ -87,7 +87,9 @@ class _Values:
         )
 
     def buckets(self, name: str) -> Buckets:
-        found = [(float(lb), value) for (sample, lb), value in self._values.items() if sample == name]
+        found = [
+            (float(lb), value) for (sample, lb), value in self._values.items() if sample == name
+        ]
         return tuple(sorted(found))
 
 

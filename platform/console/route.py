@@ -7,13 +7,14 @@ from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse
 
 from loraplex.platform.console.errors import CrossSite, FormRefused, SignInNeeded
 from loraplex.platform.console.pages import render
-from loraplex.platform.errors import ClientGone, log_failure, rule_for
+from loraplex.platform.errors import ClientGone, log_failure, tell
 from loraplex.platform.log import AccessLine
 
 _log = logging.getLogger(__name__)
@@ -43,7 +44,6 @@ HEADERS = MappingProxyType(
         "permissions-policy": "camera=(), geolocation=(), microphone=()",
     }
 )
-_STATUS_OF_OWN = MappingProxyType({CrossSite: 403, FormRefused: 400})
 _TITLES = MappingProxyType(
     {
         400: "That could not be done",
@@ -84,7 +84,8 @@ async def _answer(handler: Handler, request: Request) -> Response:
     except ClientGone:
         raise
     except Exception as error:  # noqa: BLE001  whatever it is, people get a page
-        log_failure(error)
+        if _told(error)[0] >= 500:
+            log_failure(error)
         return _error_page(request, error)
 
 
@@ -99,13 +100,7 @@ def _to_sign_in(request: Request) -> Response:
 
 
 def _error_page(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        status, message = error.status_code, "The address may be mistyped, or what it named is gone."
-    elif type(error) in _STATUS_OF_OWN:
-        status, message = _STATUS_OF_OWN[type(error)], str(error)
-    else:
-        rule = rule_for(type(error))
-        status, message = rule.status, rule.message or str(error)
+    status, message = _told(error)
     return render(
         request,
         "error.html",
@@ -114,3 +109,19 @@ def _error_page(request: Request, error: Exception) -> Response:
         message=message,
         request_id=AccessLine.of(request.scope).request_id if status >= 500 else None,
     )
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    """The status and the message of an error."""
+    match error:
+        case HTTPException(status_code=status):
+            return status, "The address may be mistyped, or what it named is gone."
+        case RequestValidationError():
+            return 400, "The address has a part that cannot be read; it may be mistyped."
+        case CrossSite():
+            return 403, str(error)
+        case FormRefused():
+            return 400, str(error)
+        case _:
+            told = tell(error)
+            return told.status, told.message

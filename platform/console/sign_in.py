@@ -24,7 +24,9 @@ router = APIRouter(route_class=ConsoleRoute)
 
 
 @router.get("/sign-in")
-async def show_sign_in(request: Request, following: Annotated[str, Query(alias="next")] = "") -> Response:
+async def show_sign_in(
+    request: Request, following: Annotated[str, Query(alias="next")] = ""
+) -> Response:
     """The form, which takes an admin key."""
     return render(request, "sign_in.html", following=same_origin_path(following))
 
@@ -49,8 +51,11 @@ async def sign_in(request: Request, services: ServicesOf) -> Response:
             )
     except KeyRefused as error:
         console.throttle.note_failure(address)
-        return _again(request, following, f"{error} It is not a tenant's key that is asked for.", 401)
+        return _again(
+            request, following, f"{error} It is not a tenant's key that is asked for.", 401
+        )
     console.throttle.note_success(address)
+    services.admin_last_used.note(admin.key_id, services.now())
     response = RedirectResponse(following, 303)
     _set_cookie(request, response, console.sessions.open(admin.key_id, admin.label))
     return response

@@ -37,7 +37,8 @@ async def set_limits(
     """Set its limits and its weight; an empty limit takes the platform's default."""
     try:
         async with services.resources.database.session() as transaction:
-            await directory.set_shares(transaction, name, weight_of(form), limits_of(form))
+            tenant = await directory.get_by_name(transaction, name)
+            await directory.change(transaction, tenant.id, weight_of(form), limits_of(form))
     except ValueRefused as error:
         typed = {field: form.text(field) for field in (*FIELDS, "weight")}
         return await _page(request, services, name, {error.field: str(error)}, typed)

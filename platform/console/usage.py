@@ -1,9 +1,8 @@
 """A tenant's usage: by day, by model, and its requests one by one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated
 
@@ -11,12 +10,14 @@ from fastapi import APIRouter, Query, Request, Response
 
 from loraplex.platform.console.access import SignedIn
 from loraplex.platform.console.bars import Bar, draw
+from loraplex.platform.console.formats import NOTHING
 from loraplex.platform.console.pages import render
 from loraplex.platform.console.route import ConsoleRoute
 from loraplex.platform.deps import ServicesOf
 from loraplex.tenants import directory
-from loraplex.tenants.ledger import UsageRecord, list_usage
-from loraplex.tenants.totals import ModelTotal, totals_by_model
+from loraplex.tenants.ledger import UsageFilter, UsageRecord, list_usage
+from loraplex.tenants.money import decimal_of
+from loraplex.tenants.usage_sums import UsageSum, sum_usage
 
 router = APIRouter(route_class=ConsoleRoute)
 
@@ -30,23 +31,30 @@ class Total:
     """Sums of a day, a model or all."""
 
     requests: int = 0
-    failed: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     completion_tokens: int = 0
+    cost_pico: dict[str, int] = field(default_factory=dict)
+    """By currency."""
 
-    def add(self, total: ModelTotal) -> None:
+    def add(self, part: UsageSum) -> None:
         """Count one more part."""
-        self.requests += total.requests
-        self.failed += total.failed
-        self.prompt_tokens += total.prompt_tokens
-        self.cached_tokens += total.cached_tokens
-        self.completion_tokens += total.completion_tokens
+        self.requests += part.requests
+        self.prompt_tokens += part.prompt_tokens
+        self.completion_tokens += part.completion_tokens
+        if part.currency is not None:
+            paid = self.cost_pico.get(part.currency, 0)
+            self.cost_pico[part.currency] = paid + part.cost_pico
 
     @property
     def tokens(self) -> int:
         """Prompt and output."""
         return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def cost(self) -> str:
+        """An exact amount for each currency; a dash where nothing had a price."""
+        amounts = [f"{decimal_of(pico)} {unit}" for unit, pico in sorted(self.cost_pico.items())]
+        return ", ".join(amounts) or NOTHING
 
 
 @router.get("/tenants/{name}/usage")
@@ -61,12 +69,13 @@ async def show_usage(
     """Sums of the chosen days, and a page of requests accepted before a time."""
     days = days if days in RANGES else DEFAULT_RANGE
     before = before.replace(tzinfo=before.tzinfo or UTC) if before else None
-    bounds = _days(services.now(), int(days))
+    shown = _days(services.now(), int(days))
     async with services.resources.database.reader() as session:
         tenant = await directory.get_by_name(session, name)
-        totals = await totals_by_model(session, tenant.id, bounds)
+        asked = UsageFilter(tenant_id=tenant.id, since=shown[0])
+        sums = await sum_usage(session, asked, {"model", "day"})
         records = await list_usage(session, tenant.id, until=before, limit=PAGE + 1)
-    by_day = _sums(totals, [(index, day) for index, (day, _) in enumerate(pairwise(bounds))])
+    by_day = _by_day(sums, shown)
     return render(
         request,
         "usage.html",
@@ -74,9 +83,9 @@ async def show_usage(
         days=days,
         ranges=RANGES,
         by_day=by_day,
-        chart=draw([Bar(day, sums.tokens) for day, sums in by_day]),
-        by_model=_by_model(totals),
-        whole=_whole(totals),
+        chart=draw([Bar(day, total.tokens) for day, total in by_day]),
+        by_model=_by_model(sums),
+        whole=_whole(sums),
         records=[(record, ttft_ms(record)) for record in records[:PAGE]],
         older=records[PAGE - 1].accepted_at.isoformat() if len(records) > PAGE else None,
         before=before,
@@ -91,31 +100,31 @@ def ttft_ms(record: UsageRecord) -> float | None:
 
 
 def _days(now: datetime, count: int) -> list[datetime]:
-    """The bounds of the last days in UTC, today included."""
-    tomorrow = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    tomorrow += timedelta(days=1)
-    return [tomorrow - timedelta(days=ago) for ago in range(count, -1, -1)]
+    """The starts of the last days in UTC, today's last."""
+    today = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return [today - timedelta(days=ago) for ago in reversed(range(count))]
 
 
-def _sums(
-    totals: Sequence[ModelTotal], days: Sequence[tuple[int, datetime]]
-) -> list[tuple[datetime, Total]]:
-    sums = [(day, Total()) for _, day in days]
-    for total in totals:
-        sums[total.period][1].add(total)
-    return sums
+def _by_day(sums: Sequence[UsageSum], days: Sequence[datetime]) -> list[tuple[datetime, Total]]:
+    """All days, those without a request too."""
+    totals = {day: Total() for day in days}
+    for part in sums:
+        assert part.since is not None
+        totals[part.since].add(part)
+    return list(totals.items())
 
 
-def _by_model(totals: Sequence[ModelTotal]) -> list[tuple[str, Total]]:
+def _by_model(sums: Sequence[UsageSum]) -> list[tuple[str, Total]]:
     """Models by tokens, the most used first."""
-    sums: dict[str, Total] = {}
-    for total in totals:
-        sums.setdefault(total.model, Total()).add(total)
-    return sorted(sums.items(), key=lambda item: (-item[1].tokens, item[0]))
+    totals: dict[str, Total] = {}
+    for part in sums:
+        assert part.model is not None
+        totals.setdefault(part.model, Total()).add(part)
+    return sorted(totals.items(), key=lambda item: (-item[1].tokens, item[0]))
 
 
-def _whole(totals: Sequence[ModelTotal]) -> Total:
+def _whole(sums: Sequence[UsageSum]) -> Total:
     whole = Total()
-    for total in totals:
-        whole.add(total)
+    for part in sums:
+        whole.add(part)
     return whole

@@ -1,6 +1,7 @@
 """One gateway and one browser for all tests of this folder, in one event loop."""
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -31,7 +32,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def platform(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ConsolePlatform]:
     """Filled with tenants and traffic; its clock is the machine's again."""
     async with console_platform(tmp_path_factory.mktemp("console")) as running:
-        await believable(running)
+        await believable(running, datetime.now(UTC) - timedelta(seconds=2))
         running.clock.fixed_s = None
         yield running
 
@@ -40,7 +41,7 @@ async def platform(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Co
 async def visit(browser: Browser, platform: ConsolePlatform) -> AsyncIterator[Visit]:
     """An operator who is signed in; nothing may have gone wrong on any page in the end."""
     async with visiting(browser, platform.root) as visit:
-        await visit.sign_in(platform.admin_key)
+        await visit.enter(platform.open_session())
         yield visit
         assert visit.complaints == []
 

@@ -65,6 +65,13 @@ class ConsolePlatform:
     clock: Clock
     root: str
     admin_key: str
+    admin_key_id: str
+
+    def open_session(self) -> str:
+        """The cookie of a new session."""
+        cookie = self.app.state.console.sessions.open(self.admin_key_id, "operator")
+        assert isinstance(cookie, str)
+        return cookie
 
 
 @asynccontextmanager
@@ -98,12 +105,10 @@ async def console_platform(
         registry=CollectorRegistry(),
     )
     async with database.session() as session:
-        key = await admin_keys.mint(
-            session, "operator", PEPPER, resources.now(), resources.entropy
-        )
+        key = await admin_keys.mint(session, "operator", PEPPER, resources.now(), resources.entropy)
     app = create_app(resources)
     async with _listening(app, lifespan=lifespan) as root:
-        yield ConsolePlatform(app, resources, engine, clock, root, key.text)
+        yield ConsolePlatform(app, resources, engine, clock, root, key.text, key.key_id)
     await database.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.console.browsing import Visit, open_browser, visiting
@@ -17,6 +18,7 @@ PAGES = {
     "usage": "/console/tenants/acme/usage",
     "playground": "/console/tenants/acme/playground?model=acme/triage",
 }
+NOW = datetime(2026, 11, 26, 14, 32, 10, tzinfo=UTC)
 WINDOW = {"width": 1360, "height": 900}
 ASKED = (
     "Hi, I was charged twice for order 48213 and nobody answers my mails. "
@@ -35,7 +37,7 @@ async def take(folder: Path) -> None:
             ) as platform,
             open_browser() as browser,
         ):
-            await believable(platform, per_day=6000)
+            await believable(platform, NOW, per_day=6000)
             for scheme in ("light", "dark"):
                 options = {"color_scheme": scheme, "viewport": WINDOW}
                 async with visiting(browser, platform.root, **options) as visit:

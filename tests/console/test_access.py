@@ -46,9 +46,7 @@ async def test_a_tenants_key_does_not_open_the_console(
     resources = fresh.resources
     async with resources.database.session() as session:
         tenant = await directory.create(session, "acme", resources.now(), resources.entropy)
-        key = await api_keys.mint(
-            session, tenant, "", PEPPER, resources.now(), resources.entropy
-        )
+        key = await api_keys.mint(session, tenant, "", PEPPER, resources.now(), resources.entropy)
     answer = await sign_in(http, key.text)
     assert answer.status_code == 401
     assert key.text not in answer.text

@@ -47,9 +47,7 @@ async def test_an_adapter_that_does_not_fit_is_refused_with_every_reason(
     build.save(tmp_path / "bad", {"r": 3, "use_rslora": "yes"})
     folder = tmp_path / "bad"
     await visit.go("/console/tenants/acme/adapters")
-    await upload(
-        visit, "bad", folder / "adapter_config.json", folder / "adapter_model.safetensors"
-    )
+    await upload(visit, "bad", folder / "adapter_config.json", folder / "adapter_model.safetensors")
     problems = visit.page.locator("#problems")
     await problems.wait_for()
     assert await problems.evaluate("e => e === document.activeElement")

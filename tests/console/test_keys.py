@@ -63,6 +63,7 @@ async def test_a_label_that_is_too_long_is_refused_beside_its_field(visit: Visit
     await page.click("text=Create key")
     await page.locator("#label[aria-invalid=true]").wait_for()
     described = await page.get_attribute("#label", "aria-describedby")
-    assert described and described.startswith("label-error")
+    assert described is not None
+    assert described.startswith("label-error")
     assert "100 characters" in await page.inner_text("#label-error")
     visit.complaints.clear()  # the browser notes the status 400

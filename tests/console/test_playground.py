@@ -14,8 +14,8 @@ async def test_an_answer_streams_into_the_chat_with_a_key_that_is_stored_nowhere
     await page.keyboard.press("Control+Enter")
     await page.get_by_text("The answer is complete.").wait_for()
     assert await page.locator(".turn.assistant .said").inner_text() == "Hello!"
-    stored = await page.evaluate("[Object.keys(localStorage), Object.keys(sessionStorage)]")
-    assert stored == [[], []]
+    stored = await page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
+    assert "lpx_" not in stored
     await page.reload()
     assert await page.input_value("#key") == ""
 

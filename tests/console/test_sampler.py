@@ -88,9 +88,9 @@ async def test_a_quarter_of_an_hour_is_kept_and_told_from_a_time_on() -> None:
 
 
 def test_a_quantile_is_linear_within_its_bucket_and_counts_only_what_is_new() -> None:
-    earlier = ((0.1, 7.0), (0.2, 9.0), (math.inf, 9.0))
-    later = ((0.1, 7.0), (0.2, 19.0), (math.inf, 19.0))
-    assert quantile_s(earlier, later, 0.5) == 0.15
+    earlier = ((0.25, 7.0), (0.5, 9.0), (math.inf, 9.0))
+    later = ((0.25, 7.0), (0.5, 19.0), (math.inf, 19.0))
+    assert quantile_s(earlier, later, 0.5) == 0.375
     assert quantile_s(later, later, 0.5) is None
     above_all = ((0.1, 0.0), (0.2, 0.0), (math.inf, 3.0))
     assert quantile_s((), above_all, 0.95) == 0.2

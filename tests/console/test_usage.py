@@ -20,7 +20,7 @@ async def test_days_and_models_add_up_to_the_same_sums(visit: Visit) -> None:
     await visit.go("/console/tenants/globex/usage?days=30")
     sums = await visit.page.evaluate(
         """() => ['by-day', 'by-model'].map(id =>
-             [...document.querySelectorAll(`[aria-labelledby=${id}] tbody tr td:last-child`)]
+             [...document.querySelectorAll(`[aria-labelledby=${id}] tbody tr td:nth-last-child(2)`)]
                .reduce((sum, cell) => sum + Number(cell.textContent.replace(/,/g, '')), 0))"""
     )
     assert sums[0] == sums[1] > 0

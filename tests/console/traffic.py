@@ -4,10 +4,9 @@ import math
 import random
 import secrets
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import insert
-
 from tests.console.platform import PEPPER, ConsolePlatform
 
 from loraplex.adapters.registry.registry import Publication, publish
@@ -105,11 +104,10 @@ class Story:
     ) -> None:
         times = []
         for day in range(DAYS):
-            start = self.now.replace(hour=8, minute=0) - timedelta(days=day)
-            busy = 0.35 if start.weekday() >= 5 else 1.0
-            hours = 6.5 if day == 0 else 10.0
+            end = self.now - timedelta(days=day)
+            busy = 0.35 if end.weekday() >= 5 else 1.0
             times += [
-                start + timedelta(hours=hours * self.random.betavariate(1.6, 1.3))
+                end - timedelta(hours=6.5 * self.random.betavariate(1.3, 1.6))
                 for _ in range(int(per_day * busy * self.random.uniform(0.8, 1.2)))
             ]
         rows = [asdict(self._record(tenant, key, models, at)) for at in times]
@@ -184,9 +182,8 @@ class _Worker:
         )
 
 
-async def believable(platform: ConsolePlatform, *, per_day: int = 40) -> None:
+async def believable(platform: ConsolePlatform, now: datetime, *, per_day: int = 40) -> None:
     """Fill a platform with two weeks of requests and a quarter of an hour of metrics."""
-    now = datetime.now(UTC).replace(hour=14, minute=32, second=10, microsecond=0)
     platform.clock.fixed_s = now.timestamp()
     story = Story(platform, now, random.Random(7))
     await story.tell(per_day=per_day)

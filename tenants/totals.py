@@ -44,4 +44,4 @@ async def active_keys_by_tenant(session: AsyncSession, now: datetime) -> dict[st
         )
         .group_by(ApiKey.tenant_id)
     )
-    return {tenant: count for tenant, count in await session.execute(query)}
+    return dict((await session.execute(query)).tuples().all())

@@ -1,4 +1,4 @@
-"""Who is signed in: sessions in this process, named by a random cookie, ended by time or by hand."""
+"""Who is signed in: sessions in this process, each named by a random cookie."""
 
 import hashlib
 from collections.abc import Callable

@@ -29,7 +29,6 @@ ANSWER = '{"category": "billing", "urgency": "high", "order": "48213", "action":
 
 async def take(folder: Path) -> None:
     """Write a picture of each page in each scheme."""
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as data_dir:
         async with (
             console_platform(
@@ -47,8 +46,8 @@ async def take(folder: Path) -> None:
                         if name == "playground":
                             await _chat(visit, platform)
                         await visit.page.wait_for_load_state("networkidle")
-                        target = folder / f"{name}-{scheme}.png"
-                        await visit.page.screenshot(path=target, full_page=name != "usage")
+                        picture = folder / f"{name}-{scheme}.png"
+                        await visit.page.screenshot(path=picture, full_page=name != "usage")
 
 
 async def _chat(visit: Visit, platform: ConsolePlatform) -> None:
@@ -61,4 +60,6 @@ async def _chat(visit: Visit, platform: ConsolePlatform) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(take(Path(sys.argv[1])))
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    asyncio.run(take(target))

@@ -44,4 +44,4 @@ async def active_keys_by_tenant(session: AsyncSession, now: datetime) -> dict[st
         )
         .group_by(ApiKey.tenant_id)
     )
-    return dict((await session.execute(query)).tuples().all())
+    return dict((await session.execute(query)).all())

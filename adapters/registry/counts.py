@@ -11,4 +11,4 @@ async def adapters_by_tenant(session: AsyncSession) -> dict[str, int]:
     rows = await session.execute(
         select(Adapter.tenant_id, func.count()).group_by(Adapter.tenant_id)
     )
-    return dict(rows.tuples().all())
+    return dict(rows.all())

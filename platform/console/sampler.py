@@ -72,6 +72,10 @@ class Sampler:
         """Add one point."""
         worker = await self._engine.metrics() if self._engine.connected else ""
         reading = read(self._metrics.text().decode(), worker, self._clock())
+        if self._readings and reading.at_s <= self._readings[-1].at_s:
+            # The machine's clock was set back: what is kept lies in no past of the new time.
+            self._readings.clear()
+            self._points.clear()
         self._readings.append(reading)
         self._points.append(
             _point(reading, self._before(RATE_WINDOW_S), self._before(QUANTILE_WINDOW_S))

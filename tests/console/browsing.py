@@ -19,7 +19,7 @@ FLAGS = [
     "--disable-dev-shm-usage",
 ]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-TIMEOUT_MS = 15_000
+TIMEOUT_MS = 60_000
 
 
 @asynccontextmanager

@@ -1,6 +1,8 @@
 """One gateway and one browser for all tests of this folder, in one event loop."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 from tests.console.browsing import Visit, open_browser, visiting
-from tests.console.platform import ConsolePlatform, console_platform
+from tests.console.platform import WORKER_METRICS, ConsolePlatform, console_platform
 from tests.console.traffic import believable
 
 from loraplex.tenants.db import Database, migrate
@@ -31,10 +33,15 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def platform(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ConsolePlatform]:
     """Filled with tenants and traffic; its clock is the machine's again."""
-    async with console_platform(tmp_path_factory.mktemp("console")) as running:
+    folder = tmp_path_factory.mktemp("console")
+    async with console_platform(folder, lifespan=False) as running:
         await believable(running, datetime.now(UTC) - timedelta(seconds=2))
-        running.clock.fixed_s = None
+        running.clock.fixed_s, running.engine.metrics_text = None, WORKER_METRICS
+        sampling = asyncio.create_task(running.app.state.console.sampler.run())
         yield running
+        sampling.cancel()
+        with suppress(asyncio.CancelledError):
+            await sampling
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -87,6 +87,17 @@ async def test_a_quarter_of_an_hour_is_kept_and_told_from_a_time_on() -> None:
     assert bench.sampler.points(after_s=last.at_s - 2 * EVERY_S) == points[-2:]
 
 
+async def test_a_clock_that_is_set_back_starts_the_charts_anew() -> None:
+    bench = Bench()
+    for _ in range(5):
+        await bench.sample()
+    bench.now_s -= 60
+    await bench.sample()
+    point = await bench.sample()
+    assert point.requests_per_s == 0.0
+    assert [p.at_s for p in bench.sampler.points()] == sorted({point.at_s - EVERY_S, point.at_s})
+
+
 def test_a_quantile_is_linear_within_its_bucket_and_counts_only_what_is_new() -> None:
     earlier = ((0.25, 7.0), (0.5, 9.0), (math.inf, 9.0))
     later = ((0.25, 7.0), (0.5, 19.0), (math.inf, 19.0))

@@ -9,7 +9,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("adapters", "engine", "kernels", "migrations", "platform", "tenants")
-SHIPPED = {".py", ".html", ".css", ".js", ".json", ".jinja", ".mako", ".safetensors", ".svg", ".txt"}
+SHIPPED = {
+    ".py",
+    ".html",
+    ".css",
+    ".js",
+    ".json",
+    ".jinja",
+    ".mako",
+    ".safetensors",
+    ".svg",
+    ".txt",
+}
 
 
 def shipped_files() -> set[str]:

@@ -6,12 +6,12 @@ DB_TESTS := tests/services tests/tenants tests/adapters/test_registry.py $(wildc
   $(patsubst %,tests/platform/test_%.py,cli_data ledger_writer models settlement shared_stores)
 PACKAGES := adapters engine kernels platform tenants migrations
 
-.PHONY: serve test helm-test kernel-test gpu-check check fmt bench setup clean test-db
+.PHONY: serve test helm-test kernel-test gpu-check check fmt bench setup clean test-db console-test screenshots
 
 serve: .venv/.serve ## serve the demo: everything is installed first
 	@$(BIN)/loraplex serve $(ARGS)
 
-test: .venv/.test ## the whole test suite
+test: .venv/.test .venv/.browser ## the whole test suite
 	$(BIN)/python -m pytest $(ARGS)
 
 helm-test: .venv/.test ## the chart's tests alone
@@ -36,10 +36,16 @@ fmt: .venv/.test ## format and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+console-test: .venv/.test .venv/.browser ## the console's tests, in a real browser
+	$(BIN)/python -m pytest tests/console $(ARGS)
+
+screenshots: .venv/.test .venv/.browser ## the console's pictures in docs/images
+	PYTHONPATH=. $(BIN)/python -m tests.console.screenshots docs/images
+
 bench: .venv/.test ## time of a step: base model, one adapter, many
 	@$(BIN)/loraplex bench steps $(ARGS)
 
-setup: .venv/.test ## install all that development needs
+setup: .venv/.test .venv/.browser ## install all that development needs
 
 clean: ## remove what was installed and cached
 	rm -rf .venv .tools .openai-clients build src/loraplex.egg-info
@@ -65,4 +71,12 @@ clean: ## remove what was installed and cached
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade \
 	    --target .openai-clients/$$version "openai>=$$version,<$$((version + 1))"; done
 	@$(BIN)/python tests/helm/fetch_helm.py .tools
+	@touch $@
+
+.venv/.browser: | .venv/bin/python
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
+	    echo "the console's tests need Chromium: sudo apt-get install --no-install-recommends chromium" >&2; exit 1; }; \
+	  echo "installing Chromium"; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 	@touch $@

@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException
 from loraplex.platform.api import adapters, chat, health, models, text_completions
 from loraplex.platform.api.admin import admin
 from loraplex.platform.api.bodies import shown_name
+from loraplex.platform.console import router as console
+from loraplex.platform.console.composition import Console, build_console
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.middleware import BodyBounds, BodyLimit, RequestContext
 from loraplex.platform.problems import reply_for
@@ -25,6 +27,7 @@ def create_app(resources: Resources) -> FastAPI:
     settings = resources.settings
     app = FastAPI(title="Loraplex", lifespan=_lifespan, redirect_slashes=False)
     app.state.services = services
+    app.state.console = build_console(services)
     app.add_middleware(
         BodyLimit,
         bounds=BodyBounds(settings.max_body_bytes, settings.body_timeout_s),
@@ -41,6 +44,7 @@ def create_app(resources: Resources) -> FastAPI:
         adapters.router,
         health.router,
         admin.router,
+        console.router,
     ):
         app.include_router(router)
     return app
@@ -51,12 +55,14 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     services: Services = app.state.services
     resources = services.resources
     await asyncio.to_thread(sweep, resources.settings, resources.clock())
+    console_parts: Console = app.state.console
     background = [
         asyncio.create_task(services.open_requests.keep_renewing(), name="renew-holds"),
         asyncio.create_task(services.last_used.run(resources.database), name="last-used-keys"),
         asyncio.create_task(
             services.admin_last_used.run(resources.database), name="last-used-admin-keys"
         ),
+        asyncio.create_task(console_parts.sampler.run(), name="console-sampler"),
     ]
     try:
         yield

@@ -12,7 +12,7 @@ def welcome(ready: Ready) -> str:
     """The address, each tenant's key and models, and a request to paste."""
     lines = ["", f"Loraplex serves {ready.base_model} on {ready.url}", ""]
     admin_key = ready.admin_key or "revoked; make one with: loraplex admin-key create"
-    lines += [f"  admin key {admin_key}", ""]
+    lines += [f"  console   {ready.url}/console", f"  admin key {admin_key}", ""]
     for tenant in ready.tenants:
         lines.append(f"  tenant {tenant.name}")
         lines.append(f"    key     {tenant.key or 'revoked; make one with: loraplex key create'}")

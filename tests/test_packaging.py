@@ -9,7 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("adapters", "engine", "kernels", "migrations", "platform", "tenants")
-SHIPPED = {".py", ".html", ".css", ".js", ".json", ".jinja", ".lua", ".mako", ".safetensors"}
+SHIPPED = {
+    *(".py", ".html", ".css", ".js", ".json", ".jinja", ".lua"),
+    *(".mako", ".safetensors", ".svg", ".txt"),
+}
 
 
 def shipped_files() -> set[str]:

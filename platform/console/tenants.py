@@ -1,0 +1,103 @@
+"""All tenants at a glance, and a form for one more."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import RedirectResponse
+
+from loraplex.adapters.registry.counts import adapters_by_tenant
+from loraplex.platform.console.access import OwnForm, SignedIn
+from loraplex.platform.console.limits_form import default_limits
+from loraplex.platform.console.pages import render
+from loraplex.platform.console.route import ConsoleRoute
+from loraplex.platform.console.sessions import Notice
+from loraplex.platform.deps import ServicesOf
+from loraplex.platform.services import Services
+from loraplex.tenants import directory
+from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.errors import NameInvalid, TenantExists
+from loraplex.tenants.limits import Limits
+from loraplex.tenants.totals import TenantTotal, active_keys_by_tenant, totals_by_tenant
+
+router = APIRouter(route_class=ConsoleRoute)
+
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tenant in the list."""
+
+    tenant: TenantRecord
+    limits: Limits
+    """That hold for it."""
+    day: TenantTotal | None
+    """The last 24 hours; None if it sent nothing."""
+    num_keys: int
+    num_adapters: int
+
+
+@router.get("/tenants")
+async def show_tenants(
+    request: Request, _session: SignedIn, services: ServicesOf, q: Annotated[str, Query()] = ""
+) -> Response:
+    """The list, or the part of it whose names contain `q`."""
+    return await _page(request, services, q.strip())
+
+
+@router.post("/tenants")
+async def create_tenant(
+    request: Request, session: SignedIn, form: OwnForm, services: ServicesOf
+) -> Response:
+    """Add a tenant."""
+    name = form.text("name")
+    resources = services.resources
+    try:
+        async with resources.database.session() as transaction:
+            await directory.create(transaction, name, services.now(), resources.entropy)
+    except (NameInvalid, TenantExists) as error:
+        return await _page(request, services, "", name, {"name": str(error)})
+    session.notice = Notice(f"The tenant {name} was created. Its first key is the next step.")
+    return RedirectResponse(f"/console/tenants/{name}/keys", 303)
+
+
+async def _page(
+    request: Request,
+    services: Services,
+    q: str,
+    name: str = "",
+    errors: dict[str, str] | None = None,
+) -> Response:
+    rows = await _rows(services)
+    return render(
+        request,
+        "tenants.html",
+        400 if errors else 200,
+        rows=[row for row in rows if q.lower() in row.tenant.name],
+        total=len(rows),
+        q=q,
+        name=name,
+        errors=errors or {},
+    )
+
+
+async def _rows(services: Services) -> list[Row]:
+    now = services.now()
+    defaults = default_limits(services)
+    async with services.resources.database.reader() as session:
+        tenants = await directory.list_tenants(session)
+        totals = await totals_by_tenant(session, now - DAY)
+        keys = await active_keys_by_tenant(session, now)
+        adapters = await adapters_by_tenant(session)
+    return [
+        Row(
+            tenant=tenant,
+            limits=tenant.limits.over(defaults),
+            day=totals.get(tenant.id),
+            num_keys=keys.get(tenant.id, 0),
+            num_adapters=adapters.get(tenant.id, 0),
+        )
+        for tenant in tenants
+    ]

@@ -15,6 +15,8 @@ OPEN |= {"gatewayFrom", "workerEgress"}
 OWNED = {"data_dir", "database_url", "secret", "host", "port", "model", "drain_timeout_s"}
 OWNED |= {"worker_address", "worker_token", "worker_tls_cert", "worker_tls_key"}
 """Settings that follow from other values of the chart."""
+OWNED |= {"redis_url"}
+"""The chart has no shared quota store yet; `gateway.limitsPerReplica` says what that means."""
 
 CANNOT_WORK = {
     "several gateways on SQLite": (

@@ -13,52 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from click.testing import Result
 from safetensors.numpy import save_file
+from tests.platform.shell import Shell, app
 from typer.testing import CliRunner
 
 from loraplex.adapters.storage import AdapterStore
-from loraplex.platform.cli import adapter, key, migrate, tenant, usage
 from loraplex.tenants import api_keys, directory, ledger
 from loraplex.tenants.db import Database
 from loraplex.tenants.ledger import UsageRecord
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HIDDEN = 8
-
-app = typer.Typer()
-app.add_typer(tenant.app, name="tenant")
-app.add_typer(key.app, name="key")
-app.add_typer(adapter.app, name="adapter")
-app.add_typer(usage.app, name="usage")
-app.command("migrate")(migrate.migrate)
-
-
-class Shell:
-    """Runs commands on one data directory and one database."""
-
-    def __init__(self, data_dir: Path, database_url: str) -> None:
-        self.data_dir = data_dir
-        self.database_url = database_url
-
-    def run(self, *arguments: str) -> Result:
-        where = ("--data-dir", str(self.data_dir), "--database-url", self.database_url)
-        return CliRunner().invoke(app, [*arguments, *where])
-
-    def out(self, *arguments: str) -> str:
-        result = self.run(*arguments)
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    def rows(self, *arguments: str) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.out(*arguments, "--json").splitlines()]
-
-    def failure(self, *arguments: str) -> str:
-        result = self.run(*arguments)
-        assert result.exit_code == 1, result.output
-        assert result.stdout == ""
-        return result.stderr
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.tenants.conftest import url_of
 
 from loraplex.tenants import api_keys, directory, ledger
 from loraplex.tenants.db import Database
@@ -37,7 +36,7 @@ class Book:
     """A database with two tenants and two prices."""
 
     async def open(self, path: Path) -> "Book":
-        self.database = Database.open(url_of(path))
+        self.database = Database.open(f"sqlite+aiosqlite:///{path}")
         tokens = TokenPrices(prompt_micros=1, cached_micros=1, completion_micros=1)
         self.owners: dict[str, tuple[str, str]] = {}
         self.prices: dict[str | None, str | None] = {None: None}

@@ -4,7 +4,7 @@ from random import Random
 from typing import Final
 
 from loraplex.platform.demo.tasks.task import ALL_LINEAR, Example, Pattern, Recipe, Split, Task
-from loraplex.platform.demo.tasks.ticket import HIGH, LOW, NORMAL, Ticket, write_ticket
+from loraplex.platform.demo.tasks.ticket import Ticket, write_ticket
 from loraplex.platform.demo.tasks.ticket_patterns import (
     ACCOUNT,
     BILLING,
@@ -32,14 +32,13 @@ def _action(ticket: Ticket) -> str:
 
 def _fill(rng: Random, pattern: Pattern, split: Split) -> Example:
     ticket = write_ticket(rng, pattern, split)
-    deadline = {HIGH: "today", NORMAL: "within two days", LOW: "this week"}[ticket.priority]
     opening = "Thank you for asking" if ticket.kind == QUESTION else "Sorry for the trouble"
     if ticket.first_name is not None:
         opening += f", {ticket.first_name}"
     answer = (
         f"Category: {ticket.kind.capitalize()}\n"
         f"Priority: {ticket.priority}\n"
-        f"Reply: {opening}. We will {_action(ticket)} {deadline}."
+        f"Reply: {opening}. We will {_action(ticket)}."
     )
     return Example(ticket.text, answer)
 
@@ -47,7 +46,7 @@ def _fill(rng: Random, pattern: Pattern, split: Split) -> Example:
 SUPPORT: Final = Task(
     tenant="acme",
     name="support",
-    recipe=Recipe(rank=8, alpha=16, target_modules=ALL_LINEAR, steps=75, learning_rate=1e-3),
+    recipe=Recipe(rank=8, alpha=16, target_modules=ALL_LINEAR, steps=60, learning_rate=1e-3),
     train_patterns=TRAIN_PATTERNS,
     held_out_patterns=HELD_OUT_PATTERNS,
     fill=_fill,

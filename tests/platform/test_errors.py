@@ -19,6 +19,9 @@ from loraplex.tenants.errors import QuotaExceeded, RequestExceedsLimit, TenantsE
 
 ROOTS = (AdapterError, EngineError, PlatformError, RegistryError, TenantsError)
 NOT_FOR_CLIENTS = {
+    # Answered by the console with pages of its own, never by the API.
+    "ConsoleError",
+    "SignInNeeded",
     # Startup of a process.
     "StartRefused",
     "MemoryTooSmall",

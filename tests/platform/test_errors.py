@@ -21,6 +21,8 @@ ROOTS = (AdapterError, EngineError, PlatformError, RegistryError, TenantsError)
 NOT_FOR_CLIENTS = {
     # Answered by the console with pages of its own, never by the API.
     "ConsoleError",
+    "CrossSite",
+    "FormRefused",
     "SignInNeeded",
     # Startup of a process.
     "StartRefused",

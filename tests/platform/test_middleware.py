@@ -19,8 +19,13 @@ CANARY = "canary-prompt-7f3a"
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, max_body_bytes=100_000, body_timeout_s=0.2)
+def settings(tmp_path: Path, gateway_database_url: str) -> Settings:
+    return Settings(
+        data_dir=tmp_path,
+        database_url=gateway_database_url,
+        max_body_bytes=100_000,
+        body_timeout_s=0.2,
+    )
 
 
 async def test_a_declared_length_above_the_limit_is_refused_unread(gateway: Gateway) -> None:

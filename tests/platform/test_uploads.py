@@ -30,8 +30,13 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, max_body_bytes=2000, max_upload_bytes=MIB)
+def settings(tmp_path: Path, gateway_database_url: str) -> Settings:
+    return Settings(
+        data_dir=tmp_path,
+        database_url=gateway_database_url,
+        max_body_bytes=2000,
+        max_upload_bytes=MIB,
+    )
 
 
 @pytest.fixture

@@ -64,7 +64,8 @@ def valkey() -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="session")
-def _migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite database without rows, to be copied."""
     path = tmp_path_factory.mktemp("migrated") / "loraplex.db"
     asyncio.run(migrate_url(f"sqlite+aiosqlite:///{path}"))
     return path
@@ -76,9 +77,9 @@ def _migrated_databases(postgres: Postgres) -> MigratedDatabases:
 
 
 @pytest.fixture
-def sqlite_url(_migrated_file: Path, tmp_path: Path) -> str:
+def sqlite_url(migrated_file: Path, tmp_path: Path) -> str:
     """URL of a migrated SQLite database of the test's own."""
-    return f"sqlite+aiosqlite:///{shutil.copy(_migrated_file, tmp_path / 'loraplex.db')}"
+    return f"sqlite+aiosqlite:///{shutil.copy(migrated_file, tmp_path / 'loraplex.db')}"
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from loraplex.platform.settings import Settings
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, keepalive_s=0.05)
+def settings(tmp_path: Path, gateway_database_url: str) -> Settings:
+    return Settings(data_dir=tmp_path, database_url=gateway_database_url, keepalive_s=0.05)
 
 
 async def test_a_silent_stream_starts_and_lives_by_comments(gateway: Gateway, server: str) -> None:

@@ -35,8 +35,8 @@ DRAWN = st.tuples(
 class Book:
     """A database with two tenants and two prices."""
 
-    async def open(self, path: Path) -> "Book":
-        self.database = Database.open(f"sqlite+aiosqlite:///{path}")
+    async def open(self, url: str) -> "Book":
+        self.database = Database.open(url)
         tokens = TokenPrices(prompt_micros=1, cached_micros=1, completion_micros=1)
         self.owners: dict[str, tuple[str, str]] = {}
         self.prices: dict[str | None, str | None] = {None: None}
@@ -91,8 +91,8 @@ class Book:
 
 
 @pytest.fixture
-async def book(migrated_file: Path, tmp_path: Path):
-    book = await Book().open(Path(shutil.copy(migrated_file, tmp_path / "l.db")))
+async def book(database_url: str):
+    book = await Book().open(database_url)
     yield book
     await book.database.close()
 
@@ -109,7 +109,7 @@ def test_any_order_of_rows_gives_the_identical_exact_total(
     async def check() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(shutil.copy(migrated_file, Path(folder) / "l.db"))
-            book = await Book().open(path)
+            book = await Book().open(f"sqlite+aiosqlite:///{path}")
             records = [book.record(i, each) for i, each in enumerate(drawn)]
             await book.append([records[i] for i in order])
             expected: Counter[str | None] = Counter()

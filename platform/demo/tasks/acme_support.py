@@ -1,10 +1,11 @@
 """acme/support: a support desk that answers every customer in the same three lines."""
 
+from collections.abc import Mapping
 from random import Random
 from typing import Final
 
 from loraplex.platform.demo.tasks.task import ALL_LINEAR, Example, Pattern, Recipe, Split, Task
-from loraplex.platform.demo.tasks.ticket import Ticket, write_ticket
+from loraplex.platform.demo.tasks.ticket import write_ticket
 from loraplex.platform.demo.tasks.ticket_patterns import (
     ACCOUNT,
     BILLING,
@@ -16,29 +17,23 @@ from loraplex.platform.demo.tasks.ticket_patterns import (
     TRAIN_PATTERNS,
 )
 
-
-def _action(ticket: Ticket) -> str:
-    has_order = ticket.order is not None
-    actions = {
-        DELIVERY: f"trace order {ticket.order}" if has_order else "trace your parcel",
-        DAMAGE: f"send a new {ticket.product}",
-        BILLING: f"check the bill of order {ticket.order}" if has_order else "check your bill",
-        REFUND: f"refund order {ticket.order}" if has_order else f"refund your {ticket.product}",
-        ACCOUNT: "restore your access",
-        QUESTION: f"send you details of the {ticket.product}",
-    }
-    return actions[ticket.kind]
+_ACTIONS: Final[Mapping[str, str]] = {
+    DELIVERY: "trace your parcel",
+    DAMAGE: "send you a replacement",
+    BILLING: "check your bill",
+    REFUND: "refund your money",
+    ACCOUNT: "restore your access",
+    QUESTION: "send you the details",
+}
 
 
 def _fill(rng: Random, pattern: Pattern, split: Split) -> Example:
     ticket = write_ticket(rng, pattern, split)
-    opening = "Thank you for asking" if ticket.kind == QUESTION else "Sorry for the trouble"
-    if ticket.first_name is not None:
-        opening += f", {ticket.first_name}"
+    about = "" if ticket.order is None else f" for order {ticket.order}"
     answer = (
         f"Category: {ticket.kind.capitalize()}\n"
         f"Priority: {ticket.priority}\n"
-        f"Reply: {opening}. We will {_action(ticket)}."
+        f"Reply: Thank you. We will {_ACTIONS[ticket.kind]}{about}."
     )
     return Example(ticket.text, answer)
 
@@ -46,7 +41,7 @@ def _fill(rng: Random, pattern: Pattern, split: Split) -> Example:
 SUPPORT: Final = Task(
     tenant="acme",
     name="support",
-    recipe=Recipe(rank=8, alpha=16, target_modules=ALL_LINEAR, steps=60, learning_rate=1e-3),
+    recipe=Recipe(rank=8, alpha=16, target_modules=ALL_LINEAR, steps=100, learning_rate=1e-3),
     train_patterns=TRAIN_PATTERNS,
     held_out_patterns=HELD_OUT_PATTERNS,
     fill=_fill,

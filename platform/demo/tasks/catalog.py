@@ -2,9 +2,10 @@
 
 from typing import Final
 
+from loraplex.platform.demo.tasks.acme_support import SUPPORT
 from loraplex.platform.demo.tasks.acme_triage import TRIAGE
 from loraplex.platform.demo.tasks.globex_extract import EXTRACT
 from loraplex.platform.demo.tasks.globex_sql import SQL
 from loraplex.platform.demo.tasks.task import Task
 
-TASKS: Final[tuple[Task, ...]] = (TRIAGE, EXTRACT, SQL)
+TASKS: Final[tuple[Task, ...]] = (SUPPORT, TRIAGE, EXTRACT, SQL)

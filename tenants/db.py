@@ -25,13 +25,14 @@ SHOWN_OPTIONS = ("host", "port", "service")
 
 
 class Database:
-    """An open database; use `session` to write and `reader` to read."""
+    """An open database; use `session` to write, `reader` to read, `snapshot` to read much."""
 
     def __init__(self, url: URL, engine: AsyncEngine) -> None:
         """Take an engine; use `open`."""
         self.url = url
         self._engine = engine
         self._reading = engine.execution_options(**_reading_options(url))
+        self._snapshot = engine.execution_options(**_snapshot_options(url))
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -60,6 +61,15 @@ class Database:
     async def reader(self) -> AsyncIterator[AsyncSession]:
         """Only reads, beside any writer; each statement sees what was committed before it."""
         async with AsyncSession(self._reading, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[AsyncSession]:
+        """Only reads, beside any writer; all statements see what the first one saw.
+
+        Rows may be streamed, which PostgreSQL does in a transaction only.
+        """
+        async with AsyncSession(self._snapshot, expire_on_commit=False) as session, session.begin():
             yield session
 
     async def close(self) -> None:
@@ -150,8 +160,15 @@ def _unparsable() -> DatabaseUnusable:
 def _reading_options(url: URL) -> dict[str, Any]:
     """Engine options under which each statement stands alone."""
     if url.get_backend_name() == "sqlite":
-        return {"loraplex_reads": True}
+        return {"loraplex_begin": None}
     return {"isolation_level": "AUTOCOMMIT"}
+
+
+def _snapshot_options(url: URL) -> dict[str, Any]:
+    """Engine options under which all statements of a transaction see one state."""
+    if url.get_backend_name() == "sqlite":
+        return {"loraplex_begin": "BEGIN"}
+    return {"isolation_level": "REPEATABLE READ"}
 
 
 def _prepare_file(path: Path) -> None:
@@ -179,5 +196,6 @@ def _configure_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
     @event.listens_for(engine.sync_engine, "begin")
     def begin(connection: Connection) -> None:
         # A single SELECT needs no transaction, and each statement costs a switch of threads.
-        if not connection.get_execution_options().get("loraplex_reads"):
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        statement = connection.get_execution_options().get("loraplex_begin", "BEGIN IMMEDIATE")
+        if statement is not None:
+            connection.exec_driver_sql(statement)

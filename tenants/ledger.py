@@ -133,7 +133,7 @@ async def find_usage(
 
 
 async def stream_usage(session: AsyncSession, asked: UsageFilter) -> AsyncIterator[UsageRecord]:
-    """Yield all records of one statement's snapshot, by time of acceptance and then id."""
+    """Yield all records by time of acceptance and then id; needs a session of `snapshot`."""
     query = (
         select(UsageRow)
         .where(*asked.conditions())

@@ -59,7 +59,7 @@ async def _write(context: CommandContext, asked: "Export", out: Path) -> "dict[s
     from loraplex.tenants import directory
     from loraplex.tenants.ledger import UsageFilter, stream_usage
 
-    async with context.database.reader() as session:
+    async with context.database.snapshot() as session:
         owner = asked.tenant and await directory.get_by_name(session, asked.tenant)
         names = {tenant.id: tenant.name for tenant in await directory.list_tenants(session)}
         wanted = UsageFilter(

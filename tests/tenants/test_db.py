@@ -1,6 +1,7 @@
 """Opening, transactions and column types of the database."""
 
 import asyncio
+import secrets
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError, StatementError
 from tests.services.postgres import Postgres
 
+from loraplex.tenants import directory
 from loraplex.tenants.db import Database, explaining_failures, migrate
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.errors import DatabaseUnusable
@@ -159,3 +161,13 @@ async def test_a_database_that_the_server_lacks_is_named(postgres: Postgres) -> 
 def test_failures_that_are_no_database_failures_pass_through(database: Database) -> None:
     with pytest.raises(ZeroDivisionError), explaining_failures(database.url):
         raise ZeroDivisionError
+
+
+async def test_a_snapshot_shows_what_its_first_statement_saw(database: Database) -> None:
+    async with database.snapshot() as snapshot:
+        before = await directory.list_tenants(snapshot)
+        async with database.session() as session:
+            await directory.create(session, "later", datetime.now(UTC), secrets.token_bytes)
+        assert await directory.list_tenants(snapshot) == before
+    async with database.snapshot() as snapshot:
+        assert len(await directory.list_tenants(snapshot)) == len(before) + 1

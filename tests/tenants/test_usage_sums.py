@@ -86,7 +86,7 @@ class Book:
             return await sum_usage(session, UsageFilter(), by)
 
     async def stream(self) -> list[UsageRecord]:
-        async with self.database.reader() as session:
+        async with self.database.snapshot() as session:
             return [record async for record in stream_usage(session, UsageFilter())]
 
 

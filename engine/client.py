@@ -13,6 +13,7 @@ import msgspec
 
 from loraplex.engine.errors import (
     EngineError,
+    EngineNotReached,
     EngineOverloaded,
     EngineUnavailable,
     RequestFailed,
@@ -23,6 +24,7 @@ from loraplex.engine.frames import (
     Security,
     UnixAddress,
     encode,
+    notice_loss,
     parse_address,
     read_frame,
 )
@@ -47,7 +49,6 @@ __all__ = ["Address", "EngineClient", "Security", "StreamClient", "parse_address
 
 _log = logging.getLogger(__name__)
 
-ABORT_TIMEOUT_S = 5.0
 METRICS_TIMEOUT_S = 1.0
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
 MAX_KEPT_ENDINGS = 4096
@@ -74,8 +75,9 @@ class EngineClient(Protocol):
         """Run a request: tokens as they come, then one Finished. Tokens that wait for the reader
         come as one item.
 
-        Raises RequestRefused or EngineOverloaded before the first item, RequestFailed or
-        EngineUnavailable at any time. Closing the iterator early aborts the request.
+        Raises RequestRefused, EngineOverloaded or EngineNotReached before the first item,
+        RequestFailed or EngineUnavailable at any time. Closing the iterator early aborts the
+        request.
         """
         ...
 
@@ -122,6 +124,7 @@ class StreamClient:
         self._queries: dict[int, asyncio.Future[str]] = {}
         self._query_ids = itertools.count()
         self._task: asyncio.Task[None] | None = None
+        self._told = ""
 
     def start(self) -> None:
         """Begin to connect, in the background."""
@@ -153,7 +156,7 @@ class StreamClient:
     async def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
         """See EngineClient."""
         if self._writer is None:
-            raise EngineUnavailable("no worker is connected; retry in a moment")
+            raise EngineNotReached("no worker is connected; retry in a moment")
         request = self._open[submit.request_id] = _Open(self._max_events)
         self._send(submit)
         try:
@@ -179,11 +182,8 @@ class StreamClient:
         if request is None:
             return None
         self._send(Abort(request_id))
-        try:
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
-                ending = await asyncio.shield(request.ended)
-        except TimeoutError:
-            return None
+        # The answer comes with the step in progress, however long that takes, or the stream ends.
+        ending = await asyncio.shield(request.ended)
         self._endings.pop(request_id, None)
         return ending
 
@@ -208,28 +208,40 @@ class StreamClient:
     async def _run(self) -> None:
         backoff_s = MIN_BACKOFF_S
         while True:
-            try:
-                reader, writer = await self._connect()
-            except OSError:
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
-                continue
-            try:
-                writer.write(encode(Hello(PROTOCOL_VERSION, self._security.token)))
-                await self._read(reader, writer)
-            except (IncompleteReadError, ConnectionError):
-                pass  # the worker left; open requests are told so below
-            except (ValueError, msgspec.MsgspecError) as error:
-                _log.error("the worker sent what is not our protocol: %s", error)
-            finally:
-                if self._connected.is_set():
-                    backoff_s = MIN_BACKOFF_S
-                self._lose()
+            was_let_in = await self._converse()
+            backoff_s = MIN_BACKOFF_S if was_let_in else min(2 * backoff_s, MAX_BACKOFF_S)
+            await asyncio.sleep(backoff_s)
+
+    async def _converse(self) -> bool:
+        """One connection from its beginning to its end, however it ends; True if it was let in."""
+        writer: StreamWriter | None = None
+        try:
+            reader, writer = await self._connect()
+            notice_loss(writer)
+            writer.write(encode(Hello(PROTOCOL_VERSION, self._security.token)))
+            await self._read(reader, writer)
+        except IncompleteReadError:
+            self._tell(
+                "it went away"
+                if self.connected
+                else "it closed the connection; is LORAPLEX_WORKER_TOKEN the same on both sides?"
+            )
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            self._tell(str(error) or type(error).__name__)
+        finally:
+            was_let_in = self.connected
+            self._lose()
+            if writer is not None:
                 writer.close()
                 with suppress(OSError):
                     await writer.wait_closed()
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+        return was_let_in
+
+    def _tell(self, reason: str) -> None:
+        """Log why there is no worker, once for each new reason."""
+        if reason != self._told:
+            _log.warning("no worker at %s: %s", self._address, reason)
+            self._told = reason
 
     async def _connect(self) -> tuple[StreamReader, StreamWriter]:
         if isinstance(self._address, UnixAddress):
@@ -259,6 +271,7 @@ class StreamClient:
             )
         self._model = welcome.model
         self._writer = writer
+        self._told = ""
         self._connected.set()
 
     def _take(self, frame: StepFrame) -> None:

@@ -22,6 +22,10 @@ _log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 
+LOAD_FAILED = "adapter_load_failed"
+LOAD_FAILED_MESSAGE = "the adapter could not be loaded; the operator's log has the reason"
+STEP_FAILED_MESSAGE = "the request could not be computed; the operator's log has the reason"
+
 
 class Runner(Protocol[Batch]):
     """Computes plans. `build` is the one place where data moves from host to device."""
@@ -69,7 +73,7 @@ class Engine(Generic[Batch]):
         self._runner = runner
         self._adapter_bytes = adapter_bytes
         self._clock = clock
-        self._rejected = Events()
+        self._turned_away = Events()
 
     def step(self) -> StepReport:
         """Take messages, plan, compute, commit. Never waits for a load or a client."""
@@ -80,53 +84,56 @@ class Engine(Generic[Batch]):
         self._transfers.start(plan.evictions, plan.loads)
         planned = perf_counter()
         if not plan.chunks:
-            return StepReport(plan, self._events(self._scheduler.take_events()))
+            return StepReport(plan, self._with_turned_away(self._scheduler.take_events()))
         try:
             batch = self._runner.build(plan, self._transfers.resident)
             built = perf_counter()
             output = self._runner.run(batch)
-        except Exception as error:
-            self._scheduler.fail_step(plan, f"the step could not be computed: {error}")
+            ran = perf_counter()
+            events = self._with_turned_away(self._scheduler.commit(plan, output))
+        except Exception:
+            # The cause is logged, not told: the clients of a step belong to several tenants.
+            self._scheduler.fail_step(plan, STEP_FAILED_MESSAGE)
             raise
-        ran = perf_counter()
-        events = self._events(self._scheduler.commit(plan, output))
         done = perf_counter()
         return StepReport(plan, events, planned - started, built - planned, ran - built, done - ran)
 
     def failure_events(self) -> Events:
         """What to report after `step` raised."""
-        return self._events(self._scheduler.take_events())
-
-    @property
-    def has_work(self) -> bool:
-        """True if another step should follow at once."""
-        return self._scheduler.has_work
+        return self._with_turned_away(self._scheduler.take_events())
 
     def _take_messages(self) -> None:
         for message in self._mailbox.take():
             if isinstance(message, Abort):
-                self._scheduler.abort(message.request_id)
+                self._scheduler.abort(message.request_id, self._clock())
             else:
                 self._accept(message)
 
     def _accept(self, submit: Submit) -> None:
         try:
             num_bytes = 0 if submit.adapter is None else self._adapter_bytes(submit.adapter)
+        except (AdapterError, OSError) as error:
+            _log.error("adapter %s cannot be read: %s", submit.adapter, error)
+            self._turned_away.add_turned_away(submit, LOAD_FAILED, LOAD_FAILED_MESSAGE)
+            return
+        try:
             self._scheduler.add(submit, self._clock(), num_bytes)
         except (RequestRefused, EngineOverloaded) as error:
-            self._rejected.add_rejected(submit, error)
-        except (AdapterError, OSError) as error:
-            self._rejected.add_rejected(submit, RequestRefused(str(error), "model"))
+            self._turned_away.add_rejected(submit, error)
+        except Exception:  # noqa: BLE001  one request must not take those behind it along
+            _log.exception("request %s could not be taken", submit.request_id)
+            self._turned_away.add_turned_away(submit, "internal_error", STEP_FAILED_MESSAGE)
 
     def _take_arrivals(self) -> None:
         for arrival in self._transfers.arrivals():
             if arrival.weights is None:
-                _log.error("adapter load failed: %s", arrival.error)
                 self._residency.fail_load(arrival.key)
-                self._scheduler.fail_adapter(arrival.key, arrival.error)
+                self._scheduler.fail_adapter(arrival.key, LOAD_FAILED, LOAD_FAILED_MESSAGE)
             else:
                 self._residency.finish_load(arrival.key)
 
-    def _events(self, events: Events) -> Events:
-        events.rejected, self._rejected = self._rejected.rejected, Events()
+    def _with_turned_away(self, events: Events) -> Events:
+        """Add what never became a request of the scheduler."""
+        events.extend(self._turned_away)
+        self._turned_away = Events()
         return events

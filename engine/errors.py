@@ -4,6 +4,7 @@ EngineError
 ├── RequestRefused      the request itself cannot be served (never retried)
 ├── EngineOverloaded    the engine's queues are full (retry later)
 ├── EngineUnavailable   no worker is connected, or it died while the request ran
+│   └── EngineNotReached    …before anything of the request was sent
 ├── RequestFailed       this request failed while it ran; others were not affected
 ├── ModelUnsupported    the base model cannot be served right, and why
 └── StartRefused        a worker cannot start as configured
@@ -35,6 +36,10 @@ class EngineOverloaded(EngineError):
 
 class EngineUnavailable(EngineError):
     """No worker is connected, or the connection broke while the request ran."""
+
+
+class EngineNotReached(EngineUnavailable):
+    """No worker is connected: nothing of the request was sent, so nothing of it ran."""
 
 
 class RequestFailed(EngineError):

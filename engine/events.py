@@ -11,6 +11,7 @@ from loraplex.engine.protocol import (
     StepFrame,
     Submit,
     Tokens,
+    Usage,
 )
 from loraplex.engine.request import Request
 
@@ -40,6 +41,20 @@ class Events:
             )
         )
 
+    def add_turned_away(self, submit: Submit, code: str, message: str) -> None:
+        """The request could not be taken, through no fault of its own."""
+        nothing = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+        self.failed.append(
+            Failed(request_id=submit.request_id, code=code, message=message, usage=nothing)
+        )
+
+    def extend(self, later: "Events") -> None:
+        """Take over all events of another collection."""
+        self.rejected += later.rejected
+        self.tokens += later.tokens
+        self.finished += later.finished
+        self.failed += later.failed
+
     def add_token(self, request: Request, token_id: int, text: str) -> None:
         """`token_id` is the newest token of the request; `text` is what may be sent now."""
         self.tokens.append(
@@ -53,14 +68,14 @@ class Events:
 
     def add_finished(self, request: Request, reason: FinishReason) -> None:
         """The request ended; text that was held back goes with it."""
-        first = request.first_step_s
+        assert request.waited_until_s is not None
         self.finished.append(
             Finished(
                 request_id=request.request_id,
                 reason=reason,
                 usage=request.usage(),
                 text=request.text.flush(),
-                queue_ms=0.0 if first is None else (first - request.arrival_s) * 1e3,
+                queue_ms=(request.waited_until_s - request.arrival_s) * 1e3,
             )
         )
 

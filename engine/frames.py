@@ -1,8 +1,9 @@
 """The stream's frames (4-byte little-endian length, one MessagePack value), addresses, guards."""
 
+import socket
 import ssl
 import struct
-from asyncio import StreamReader
+from asyncio import StreamReader, StreamWriter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -57,9 +58,13 @@ class Security:
     tls_key: Path | None = None
 
     def server_context(self) -> ssl.SSLContext | None:
-        """TLS of the worker; None without a certificate."""
-        if self.tls_cert is None or self.tls_key is None:
+        """TLS of the worker; None without a certificate. Raises StreamAddressInvalid."""
+        if self.tls_cert is None and self.tls_key is None:
             return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise StreamAddressInvalid(
+                "a worker needs both LORAPLEX_WORKER_TLS_CERT and LORAPLEX_WORKER_TLS_KEY, or none"
+            )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.tls_cert, self.tls_key)
         return context
@@ -85,7 +90,7 @@ def parse_address(text: str, security: Security) -> Address:
             )
         return UnixAddress(path)
     host, colon, port = text.removeprefix("tcp://").rpartition(":")
-    if not text.startswith("tcp://") or not colon or not host or not port.isdecimal():
+    if not text.startswith("tcp://") or not colon or not host or not _is_port(port):
         raise StreamAddressInvalid(
             f"worker address {text!r} is neither unix:PATH nor tcp://HOST:PORT"
         )
@@ -99,6 +104,22 @@ def parse_address(text: str, security: Security) -> Address:
     return address
 
 
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 16
+
+
+def notice_loss(writer: StreamWriter) -> None:
+    """Have the kernel end a TCP connection whose other host is gone, within about 10 s."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    if connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+
+
 def encode(message: object) -> bytes:
     """One frame. Raises ValueError if it is larger than MAX_FRAME_BYTES."""
     body = msgspec.msgpack.encode(message)
@@ -107,12 +128,16 @@ def encode(message: object) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-async def read_frame(reader: StreamReader, decoder: msgspec.msgpack.Decoder[Message]) -> Message:
+async def read_frame(
+    reader: StreamReader,
+    decoder: msgspec.msgpack.Decoder[Message],
+    max_bytes: int = MAX_FRAME_BYTES,
+) -> Message:
     """Read one frame.
 
     Raises IncompleteReadError when the stream ends, ValueError when it is not our protocol.
     """
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    if length > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {length} bytes is larger than {MAX_FRAME_BYTES}")
+    if length > max_bytes:
+        raise ValueError(f"a frame of {length} bytes is larger than {max_bytes}")
     return decoder.decode(await reader.readexactly(length))

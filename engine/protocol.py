@@ -12,6 +12,7 @@ PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
+RejectionCode = Literal["overloaded", "refused", "draining"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +107,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     """The request never ran."""
 
     request_id: str
-    code: Literal["overloaded", "refused", "draining"]
+    code: RejectionCode
     message: str
     field: str = ""
     retry_after_s: float = 1.0
@@ -139,7 +140,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     text: str = ""
     queue_ms: float = 0.0
-    """From arrival at the worker to the first step that computed any of it."""
+    """From arrival at the worker to the first step that computed any of it, or to its end."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):

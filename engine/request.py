@@ -57,8 +57,8 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     status: Status = Status.WAITING
-    first_step_s: float | None = None
-    """When the first step that computed any of it was planned."""
+    waited_until_s: float | None = None
+    """When the first step that computed any of it was planned, or it ended without one."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.submit.prompt)

@@ -116,22 +116,26 @@ class Scheduler:
         self._waiting.add(request)
         self._num_waiting_tokens += num_tokens
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, now: float) -> None:
         """End a request now; unknown ids are ignored, since it may just have ended."""
         request = self._requests.get(request_id)
         if request is not None:
+            if request.waited_until_s is None:
+                request.waited_until_s = now
             self._finish(request, "abort")
 
-    def fail_adapter(self, key: AdapterKey, message: str) -> None:
+    def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
         for request in list(self._requests.values()):
             if request.adapter == key and request.status is Status.WAITING:
-                self._fail(request, "adapter_load_failed", message)
+                self._fail(request, code, message)
 
     def fail_step(self, plan: StepPlan, message: str) -> None:
-        """Fail the requests of a step that could not be run; what waits is not touched."""
+        """Fail the requests of a step that broke and have not ended; what waits is not touched."""
         for chunk in plan.chunks:
-            self._fail(self._requests[chunk.request_id], "internal_error", message)
+            request = self._requests.get(chunk.request_id)
+            if request is not None:
+                self._fail(request, "internal_error", message)
 
     def plan(self, now: float) -> StepPlan:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
@@ -256,8 +260,8 @@ class Scheduler:
             self._residency.acquire(request.adapter)
         self._pool.extend(request.block_table, request.num_tokens)
         request.status = Status.RUNNING
-        if request.first_step_s is None:
-            request.first_step_s = now
+        if request.waited_until_s is None:
+            request.waited_until_s = now
         self._running.append(request)
 
     def _stop(self, request: Request) -> None:

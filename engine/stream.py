@@ -13,7 +13,14 @@ import msgspec
 
 from loraplex.engine.core import StepReport
 from loraplex.engine.errors import AddressInUse
-from loraplex.engine.frames import Address, Security, UnixAddress, encode, read_frame
+from loraplex.engine.frames import (
+    Address,
+    Security,
+    UnixAddress,
+    encode,
+    notice_loss,
+    read_frame,
+)
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
@@ -23,6 +30,7 @@ from loraplex.engine.protocol import (
     MetricsQuery,
     MetricsText,
     Rejected,
+    RejectionCode,
     StepFrame,
     Submit,
     Welcome,
@@ -31,6 +39,9 @@ from loraplex.engine.protocol import (
 _log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
+MAX_HELLO_BYTES = 4096
+"""What a stranger may make this process hold before it has shown the token."""
+CLOSE_TIMEOUT_S = 5.0
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """A gateway that leaves more than this unread is cut off."""
 
@@ -54,6 +65,10 @@ class _Gateway:
     def close(self) -> None:
         """Send what is written, then close."""
         self._writer.close()
+
+    def cut(self) -> None:
+        """Close at once, whatever was not sent."""
+        self._writer.transport.abort()
 
 
 class StreamServer:
@@ -104,8 +119,16 @@ class StreamServer:
         self._note_idle()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the open ones; False if some were still open."""
+        """Refuse new requests and wait for the open ones; those that are still open after
+        `timeout_s` are aborted, and then it returns False."""
         self._draining = True
+        if await self._idle_within(timeout_s):
+            return True
+        self._mailbox.put(*(Abort(request_id) for request_id in self._owners))
+        await self._idle_within(CLOSE_TIMEOUT_S)
+        return False
+
+    async def _idle_within(self, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -117,13 +140,19 @@ class StreamServer:
         """Stop listening and cut all gateways off."""
         if self._server is not None:
             self._server.close()
-            for gateway in self._gateways:
+            gateways = list(self._gateways)
+            for gateway in gateways:
                 gateway.close()
+            if self._handlers:
+                await asyncio.wait(self._handlers, timeout=CLOSE_TIMEOUT_S)
+            for gateway in gateways:
+                gateway.cut()  # one that does not read would never let its handler end
             await asyncio.gather(*self._handlers)
             await self._server.wait_closed()
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         gateway = _Gateway(writer)
+        notice_loss(writer)
         handler = asyncio.current_task()
         assert handler is not None
         self._handlers.add(handler)
@@ -131,20 +160,20 @@ class StreamServer:
         try:
             if await self._greet(reader, gateway):
                 await self._read(reader, gateway)
-        except (IncompleteReadError, ConnectionError):
+        except (IncompleteReadError, OSError):
             pass  # the gateway left; what it had open is aborted below
         except (ValueError, msgspec.MsgspecError) as error:
             _log.warning("a gateway sent what is not our protocol: %s", error)
         finally:
             self._forget(gateway)
             writer.close()
-            with suppress(ConnectionError):
+            with suppress(OSError):
                 await writer.wait_closed()
 
     async def _greet(self, reader: StreamReader, gateway: _Gateway) -> bool:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                hello = await read_frame(reader, msgspec.msgpack.Decoder(Hello))
+                hello = await read_frame(reader, msgspec.msgpack.Decoder(Hello), MAX_HELLO_BYTES)
         except TimeoutError:
             return False
         if not compare_digest(hello.token.encode(), self._security.token.encode()):
@@ -182,10 +211,10 @@ class StreamServer:
             self._idle.clear()
             self._mailbox.put(submit)
 
-    def _reject(self, submit: Submit, gateway: _Gateway, code: str, message: str) -> None:
+    def _reject(self, submit: Submit, gateway: _Gateway, code: RejectionCode, message: str) -> None:
         rejected = Rejected(
             request_id=submit.request_id,
-            code="draining" if code == "draining" else "refused",
+            code=code,
             message=message,
             field="request_id",
         )

@@ -1,22 +1,23 @@
 """Moves adapters from the store to the device beside the steps, never inside one."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from loraplex.adapters.errors import AdapterError
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The end of one transfer; `weights` is None when it failed, and `error` says why."""
+    """The end of one transfer; `weights` is None when it failed."""
 
     key: AdapterKey
     weights: AdapterWeights | None
-    error: str = ""
 
 
 class Transfers:
@@ -66,7 +67,8 @@ class Transfers:
     def _run(self, key: AdapterKey) -> None:
         try:
             arrival = Arrival(key, self._load(key.digest))
-        except (AdapterError, OSError, MemoryError) as error:
-            arrival = Arrival(key, None, f"adapter {key.digest[:12]}… could not be loaded: {error}")
+        except Exception:  # noqa: BLE001  whatever it was, those who wait must hear of it
+            _log.exception("adapter %s could not be loaded", key.digest)
+            arrival = Arrival(key, None)
         self._arrived.put(arrival)
         self._on_arrival()

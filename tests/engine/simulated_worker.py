@@ -96,6 +96,8 @@ class SimulatedWorker:
     def _load(self, digest: str) -> object:
         if digest == "bad":
             raise OSError("no such adapter")
+        if digest == "broken":
+            raise RuntimeError("out of memory")
         return SimpleNamespace(digest=digest)
 
 

@@ -106,7 +106,7 @@ def test_a_failed_load_fails_the_requests_that_wait_for_it_and_no_others() -> No
     scheduler.add(build.submit("b"), now=0.0)
     scheduler.plan(now=0.0)
     residency.fail_load(AdapterKey("t", "x"))
-    scheduler.fail_adapter(AdapterKey("t", "x"), "no such file")
+    scheduler.fail_adapter(AdapterKey("t", "x"), "adapter_load_failed", "no such file")
     events = scheduler.take_events()
     assert [(f.request_id, f.code) for f in events.failed] == [("a", "adapter_load_failed")]
     assert scheduler.num_running == 1
@@ -116,7 +116,7 @@ def test_an_abort_frees_everything_before_the_next_step() -> None:
     scheduler, runner = build.scheduler(), SimulatedRunner(16, 4)
     scheduler.add(build.submit("a", 10), now=0.0)
     run_step(scheduler, runner)
-    scheduler.abort("a")
+    scheduler.abort("a", now=0.0)
     scheduler.check()
     assert scheduler.num_free_blocks == 16
     (finished,) = scheduler.take_events().finished
@@ -126,7 +126,7 @@ def test_an_abort_frees_everything_before_the_next_step() -> None:
 
 def test_aborting_an_unknown_request_changes_nothing() -> None:
     scheduler = build.scheduler()
-    scheduler.abort("nobody")
+    scheduler.abort("nobody", now=0.0)
     assert not scheduler.has_work
 
 
@@ -250,7 +250,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.submits)))
         if request_id not in self.ended:
             self.aborted.add(request_id)
-        self.scheduler.abort(request_id)
+        self.scheduler.abort(request_id, now=0.0)
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), works=st.booleans())
@@ -261,7 +261,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.residency.finish_load(key)
         else:
             self.residency.fail_load(key)
-            self.scheduler.fail_adapter(key, "unreadable")
+            self.scheduler.fail_adapter(key, "adapter_load_failed", "unreadable")
 
     @rule()
     def step(self) -> None:

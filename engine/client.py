@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from loraplex.engine.claim import claimed
 from loraplex.engine.errors import (
     EngineError,
     EngineNotReached,
@@ -45,7 +46,7 @@ from loraplex.engine.protocol import (
     WorkerMessage,
 )
 
-__all__ = ["Address", "EngineClient", "Security", "StreamClient", "parse_address"]
+__all__ = ["Address", "EngineClient", "Security", "StreamClient", "claimed", "parse_address"]
 
 _log = logging.getLogger(__name__)
 

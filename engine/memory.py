@@ -7,8 +7,10 @@ from loraplex.engine.errors import MemoryTooSmall
 
 MIB = 1024 * 1024
 
-KV_SHARE = 0.5
-"""Of free memory, on a device that serves nothing else; half of that on a shared host."""
+DEVICE_KV_SHARE = 0.6
+"""Of a GPU's free memory; what KV cache and adapters leave is for activations."""
+HOST_KV_SHARE = 0.25
+"""Of a host's free memory: the gateway, its database and others live there too."""
 ADAPTER_SHARE = 0.2
 
 
@@ -27,6 +29,8 @@ class PoolRequest:
     """What is known when the pools are sized; None lets `size_pools` choose."""
 
     free_bytes: int
+    kv_share: float
+    """Of `free_bytes`, where `kv_memory_bytes` does not say."""
     bytes_per_block: int
     block_size: int
     max_model_len: int
@@ -44,9 +48,14 @@ def free_host_bytes(root: Path = Path("/")) -> int:
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except OSError:
         return free_bytes  # no control group limits this process
-    return free_bytes if limit == "max" else min(free_bytes, int(limit) - used)
+    if limit == "max":
+        return free_bytes
+    # Cached files count as used, but the kernel gives them up for whoever needs the memory.
+    reclaimable = int(statistics.get("inactive_file", "0"))
+    return min(free_bytes, int(limit) - used + reclaimable)
 
 
 def require_model_fits(model_bytes: int, free_bytes: int) -> None:
@@ -62,7 +71,7 @@ def size_pools(request: PoolRequest) -> PoolSizes:
     """Divide what is free after the model was loaded. Raises MemoryTooSmall."""
     most_bytes = _blocks(request.max_model_len, request.block_size) * request.max_running
     kv_bytes = request.kv_memory_bytes or min(
-        int(request.free_bytes * KV_SHARE / 2), most_bytes * request.bytes_per_block
+        int(request.free_bytes * request.kv_share), most_bytes * request.bytes_per_block
     )
     adapter_bytes = request.adapter_memory_bytes or int(request.free_bytes * ADAPTER_SHARE)
     num_blocks = kv_bytes // request.bytes_per_block

@@ -1,12 +1,10 @@
 """The worker's side of the stream: gateways in, one frame per step and gateway out."""
 
 import asyncio
-import fcntl
 import logging
-import os
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from hmac import compare_digest
 
 import msgspec
@@ -231,28 +229,3 @@ class StreamServer:
     def _note_idle(self) -> None:
         if not self._owners:
             self._idle.set()
-
-
-@contextmanager
-def claimed(address: Address) -> Iterator[None]:
-    """Hold an address for this process, so that a socket file left by a dead one can go.
-
-    Raises AddressInUse if a live worker holds it. A TCP port is claimed by listening on it.
-    """
-    if not isinstance(address, UnixAddress):
-        yield
-        return
-    lock = address.path.with_name(address.path.name + ".lock")
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise AddressInUse(
-                f"another worker listens on {address.path}; stop it, or give this one its own "
-                "LORAPLEX_WORKER_ADDRESS"
-            ) from error
-        address.path.unlink(missing_ok=True)
-        yield
-    finally:
-        os.close(fd)

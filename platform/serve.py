@@ -7,11 +7,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from loraplex.engine.client import claimed
 from loraplex.platform.demo.base import demo_model_dir, find_gguf
 from loraplex.platform.demo.seed import SeededTenant, seed
 from loraplex.platform.gateway import GatewayServer, listen, open_resources
 from loraplex.platform.services import Resources
 from loraplex.platform.settings import Settings
+from loraplex.platform.sole import sole_platform
+from loraplex.platform.stream import stream_address
 from loraplex.platform.supervisor import WorkerSupervisor
 from loraplex.tenants import admin_keys
 from loraplex.tenants.errors import KeyRevoked
@@ -39,11 +42,15 @@ class Ready:
 async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
     """Serve until a signal ends it; `announce` is called once requests can be sent.
 
-    Raises PortInUse, DemoModelMissing, WorkerRefusedStart and what opening the database raises.
+    Raises PortInUse, DataDirInUse, AddressInUse, DemoModelMissing, WorkerRefusedStart and what
+    opening the database raises.
     """
-    if settings.model == DEMO_MODEL and not demo_model_dir(settings.data_dir).exists():
-        find_gguf()  # fails now, with its remedy, rather than in the worker a minute later
-    with listen(settings) as listener:
+    with sole_platform(settings.data_dir), listen(settings) as listener:
+        address, _ = stream_address(settings)
+        with claimed(address):
+            pass  # a worker that runs there already would be taken for the one started here
+        if settings.model == DEMO_MODEL and not demo_model_dir(settings.data_dir).exists():
+            find_gguf()  # fails now, with its remedy, rather than in the worker a minute later
         async with open_resources(settings) as resources:
             supervisor = WorkerSupervisor(settings)
             server = GatewayServer(resources, listener)

@@ -25,6 +25,7 @@ from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine import memory
 from loraplex.engine.admission import FirstComeFirstServed
+from loraplex.engine.claim import claimed
 from loraplex.engine.config import ModelConfig, SchedulerConfig
 from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.frames import Address, Security
@@ -35,7 +36,7 @@ from loraplex.engine.model import LoadedModel, convert_gguf, export_tokenizer, l
 from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
-from loraplex.engine.stream import StreamServer, claimed
+from loraplex.engine.stream import StreamServer
 from loraplex.engine.text import TextStream
 from loraplex.engine.transfers import Transfers
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
@@ -221,6 +222,7 @@ def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:
     sizes = memory.size_pools(
         memory.PoolRequest(
             free_bytes=free_bytes,
+            kv_share=memory.DEVICE_KV_SHARE if on_gpu else memory.HOST_KV_SHARE,
             bytes_per_block=kv_bytes_per_block(model, settings.block_size),
             block_size=settings.block_size,
             max_model_len=model.max_model_len,

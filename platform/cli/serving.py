@@ -147,12 +147,14 @@ def _starting(status: int = 1) -> Iterator[None]:
     from loraplex.engine.errors import EngineError
     from loraplex.platform.demo.base import DemoModelMissing
     from loraplex.platform.gateway import PortInUse
+    from loraplex.platform.sole import DataDirInUse
     from loraplex.platform.supervisor import WorkerRefusedStart
 
+    told = (EngineError, DemoModelMissing, PortInUse, DataDirInUse, WorkerRefusedStart, OSError)
     try:
         with reporting_errors(status):
             yield
-    except (EngineError, DemoModelMissing, PortInUse, WorkerRefusedStart, OSError) as error:
+    except told as error:
         raise failure(str(error), status) from None
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -11,13 +11,14 @@ from tests.engine import build
 from tests.engine.simulated_runner import SimulatedRunner
 
 from loraplex.adapters.residency import Residency
+from loraplex.engine.claim import claimed
 from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.frames import Address, Security
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Welcome
-from loraplex.engine.stream import StreamServer, claimed
+from loraplex.engine.stream import StreamServer
 from loraplex.engine.transfers import Transfers
 
 MODEL = ModelInfo(

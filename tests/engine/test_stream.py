@@ -12,6 +12,7 @@ from tests.engine.simulated_runner import expected_output
 from tests.engine.simulated_worker import SimulatedWorker, running
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.claim import claimed
 from loraplex.engine.client import StreamClient
 from loraplex.engine.errors import (
     AddressInUse,
@@ -22,7 +23,6 @@ from loraplex.engine.errors import (
 )
 from loraplex.engine.frames import Address, Security, TcpAddress, UnixAddress
 from loraplex.engine.protocol import Finished, Sampling, Submit, Tokens
-from loraplex.engine.stream import claimed
 
 
 @pytest.fixture
@@ -90,8 +90,11 @@ async def test_an_abort_answers_with_what_ran(
         stream = client.generate(build.submit("a", max_tokens=4000))
         await first_token(stream)
         ending = asyncio.create_task(client.abort("a"))
-        await worker.step_where(lambda report: report.events.tokens)
-        worker.runner.open()
+        ended = False
+        while not ended:
+            worker.runner.steps.release(1)
+            report = await worker.step_where(lambda report: report.plan.chunks or report.events)
+            ended = bool(report.events.finished)
         finished = await ending
         assert finished is not None
         assert finished.reason == "abort"

@@ -7,6 +7,6 @@ from tests.walk.served import Served, serving
 
 @pytest.fixture(scope="session")
 def served(demo_data_dir: Path) -> Iterator[Served]:
-    """The demo, served once for all tests that leave it as they found it."""
+    """The demo, served once for all tests that change nothing of it; they may add to it."""
     with serving(demo_data_dir) as served:
         yield served

@@ -50,6 +50,13 @@ def idle(served: Served) -> bool:
     return running == served.metric("loraplex_open_requests") == 0
 
 
+def has_ended(process: Path) -> bool:
+    try:
+        return "Z (zombie)" in (process / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_ctrl_c_lets_open_requests_end_and_a_second_start_finds_everything_again(
     new_demo_data_dir: Callable[[], Path],
 ) -> None:
@@ -98,7 +105,7 @@ def test_when_the_platform_is_killed_its_worker_ends_too(
     with serving(new_demo_data_dir()) as served:
         worker = Path(f"/proc/{served.worker_pid()}")
         served.process.kill()
-        wait_until(lambda: not worker.exists() or "Z (zombie)" in (worker / "status").read_text())
+        wait_until(lambda: has_ended(worker))
 
 
 def test_a_client_that_leaves_in_the_middle_stops_the_engine_and_pays_what_ran(
@@ -166,7 +173,7 @@ def test_a_suspended_tenant_is_refused_until_it_is_resumed(served: Served) -> No
         ([], {"LORAPLEX_ADAPTER_MEMORY_BYTES": str(1 << 50)}, "LORAPLEX_ADAPTER_MEMORY_BYTES"),
         (["--database-url", "sqlite+aiosqlite:////proc/x/l.db"], {}, "/proc/x/l.db"),
         (["--database-url", "mysql://x/y"], {}, "supported are"),
-        ([], {"LORAPLEX_PORT": "many"}, "port"),
+        ([], {"LORAPLEX_BLOCK_SIZE": "many"}, "block_size"),
     ],
 )
 def test_a_start_that_cannot_work_says_why_in_a_line(
@@ -185,7 +192,12 @@ def test_a_port_in_use_is_told_with_a_way_out(new_demo_data_dir: Callable[[], Pa
 
 
 def test_a_second_platform_on_one_data_directory_is_refused(served: Served) -> None:
-    refuses_to_start(served.data_dir, "another worker listens", [], {})
+    refuses_to_start(served.data_dir, "another `loraplex serve`", [], {})
+    elsewhere = ["--data-dir", str(served.data_dir / "other")]
+    environment = {"LORAPLEX_WORKER_ADDRESS": f"unix:{served.data_dir / 'worker.sock'}"}
+    refuses_to_start(served.data_dir, "another worker listens", elsewhere, environment)
+    body = LONG | {"model": served.base_model, "max_tokens": 2}
+    assert served.post(served.key("acme"), body).status_code == 200
 
 
 def refuses_to_start(

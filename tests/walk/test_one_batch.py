@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.walk.served import Served, usage_rows
 
+from loraplex.adapters.checkpoint import compute_digest
 from loraplex.platform.demo.seed import DEMO_ADAPTERS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -20,6 +21,13 @@ PROMPTS = (
     "The app closes by itself whenever I open the settings page on my phone.",
     "How many orders did customer 17 place?",
 )
+
+
+def digest_of(model: str) -> str | None:
+    """The digest of a demo adapter's files; None for the base model."""
+    if "/" not in model:
+        return None
+    return compute_digest(DEMO_ADAPTERS / model)
 
 
 @dataclass(frozen=True)
@@ -155,9 +163,7 @@ def test_every_request_leaves_one_usage_row_that_names_the_digest_it_ran_on(
                 and row["finish_reason"] == answer["finish_reason"]
             ]
             assert mine, request
-            assert all(
-                (row["adapter_digest"] is None) == ("/" not in request.model) for row in mine
-            )
+            assert {row["adapter_digest"] for row in mine} == {digest_of(request.model)}
             assert all(
                 row["accepted_at"] < row["first_token_at"] <= row["finished_at"] for row in mine
             )

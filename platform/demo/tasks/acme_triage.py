@@ -16,7 +16,7 @@ def _fill(rng: Random, pattern: Pattern, split: Split) -> Example:
 TRIAGE: Final = Task(
     tenant="acme",
     name="triage",
-    recipe=Recipe(rank=4, alpha=8, target_modules=ATTENTION, steps=60, learning_rate=2e-3),
+    recipe=Recipe(rank=4, alpha=8, target_modules=ATTENTION, steps=80, learning_rate=2e-3),
     train_patterns=TRAIN_PATTERNS,
     held_out_patterns=HELD_OUT_PATTERNS,
     fill=_fill,

@@ -17,7 +17,8 @@ PRODUCTION = {
     "database": {"existingSecret": "postgres"},
     "pepper": {"existingSecret": "pepper"},
     "data": {"accessMode": "ReadWriteMany"},
-    "gateway": {"replicas": 3, "limitsPerReplica": True},
+    "quotas": {"existingSecret": "valkey"},
+    "gateway": {"replicas": 3},
 }
 GPU = {
     "model": {"name": "/models/llama", "existingClaim": "models"},
@@ -38,6 +39,7 @@ EVERYTHING = PRODUCTION | {
     "model": {"name": "org/model"},
     "data": {"accessMode": "ReadWriteMany", "existingClaim": "given"},
     "stream": {"existingSecret": "stream", "port": 7000},
+    "quotas": {},
     "gateway": {
         "replicas": 2,
         "limitsPerReplica": True,

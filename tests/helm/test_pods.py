@@ -61,9 +61,18 @@ def test_every_mount_has_its_volume_and_every_volume_its_mount(case: str) -> Non
         assert mounted == {each["name"] for each in spec.get("volumes", [])}
 
 
-def test_the_worker_knows_neither_pepper_nor_database() -> None:
+def test_the_worker_knows_neither_pepper_nor_database_nor_quotas() -> None:
     known = environment(pod_specs(render(PRODUCTION))["Deployment release-loraplex-worker"])
-    assert not known.keys() & {"LORAPLEX_SECRET", "LORAPLEX_DATABASE_URL"}
+    assert not known.keys() & {"LORAPLEX_SECRET", "LORAPLEX_DATABASE_URL", "LORAPLEX_REDIS_URL"}
+
+
+def test_gateways_share_the_store_of_quotas_that_is_given_and_none_otherwise() -> None:
+    given = {"quotas": {"existingSecret": "valkey", "key": "address"}}
+    known = environment(gateway(render(PRODUCTION | given))["spec"]["template"]["spec"])
+    reference = known["LORAPLEX_REDIS_URL"]["valueFrom"]["secretKeyRef"]
+    assert reference == {"name": "valkey", "key": "address"}
+    alone = environment(gateway(render({}))["spec"]["template"]["spec"])
+    assert "LORAPLEX_REDIS_URL" not in alone
 
 
 def test_the_gateway_does_not_know_the_streams_private_key() -> None:

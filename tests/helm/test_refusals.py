@@ -13,10 +13,8 @@ OPEN = {"tolerations", "affinity", "topologySpreadConstraints", "claims", "value
 OPEN |= {"gatewayFrom", "workerEgress"}
 """Values that are Kubernetes' own objects, or Helm's; they are passed on as they are."""
 OWNED = {"data_dir", "database_url", "secret", "host", "port", "model", "drain_timeout_s"}
-OWNED |= {"worker_address", "worker_token", "worker_tls_cert", "worker_tls_key"}
+OWNED |= {"worker_address", "worker_token", "worker_tls_cert", "worker_tls_key", "redis_url"}
 """Settings that follow from other values of the chart."""
-OWNED |= {"redis_url"}
-"""The chart has no shared quota store yet; `gateway.limitsPerReplica` says what that means."""
 
 CANNOT_WORK = {
     "several gateways on SQLite": (
@@ -28,8 +26,13 @@ CANNOT_WORK = {
         "set data.accessMode to ReadWriteMany",
     ),
     "several gateways that each count limits": (
-        PRODUCTION | {"gateway": {"replicas": 3}},
-        "up to 3 times their limits: accept that with gateway.limitsPerReplica=true",
+        PRODUCTION | {"quotas": {}},
+        "up to 3 times their limits: set quotas.existingSecret to a Secret with a Redis URL, "
+        "accept it with gateway.limitsPerReplica=true",
+    ),
+    "limits that are both shared and not": (
+        PRODUCTION | {"gateway": {"replicas": 3, "limitsPerReplica": True}},
+        "leave one of them out",
     ),
     "SQLite on a network file system": (
         {"data": {"accessMode": "ReadWriteMany"}},

@@ -59,6 +59,14 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- end }}
 
+{{- define "loraplex.quotasEnv" -}}
+{{- with .Values.quotas.existingSecret }}
+- name: LORAPLEX_REDIS_URL
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: {{ $.Values.quotas.key }}}
+{{- end }}
+{{- end }}
+
 {{- define "loraplex.mounts" -}}
 - {name: data, mountPath: /var/lib/loraplex}
 - {name: stream, mountPath: /etc/loraplex/stream, readOnly: true}

@@ -36,8 +36,9 @@ class Ready:
         return json.dumps(asdict(self))
 
 
-async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
-    """Serve until a signal ends it; `announce` is called once requests can be sent.
+async def serve(settings: Settings, announce: Callable[[Ready], None]) -> int:
+    """Serve until a signal ends it; `announce` is called once requests can be sent. Returns how
+    many requests were not settled.
 
     Raises PortInUse, DemoModelMissing, WorkerRefusedStart and what opening the database raises.
     """
@@ -45,14 +46,15 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
         find_gguf()  # fails now, with its remedy, rather than in the worker a minute later
     with listen(settings) as listener:
         async with open_resources(settings) as resources:
-            supervisor = WorkerSupervisor(settings)
             server = GatewayServer(resources, listener)
+            supervisor = WorkerSupervisor(settings, has_served=lambda: server.started)
             try:
                 await _first_to_end(
                     supervisor.run(), _serve_when_ready(resources, server, announce)
                 )
             finally:
                 await supervisor.stop(WORKER_STOP_S)
+            return server.num_unsettled
 
 
 async def _serve_when_ready(

@@ -27,6 +27,7 @@ from loraplex.engine import memory
 from loraplex.engine.admission import FirstComeFirstServed
 from loraplex.engine.config import ModelConfig, SchedulerConfig
 from loraplex.engine.core import Engine, StepReport
+from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.frames import Address, Security
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
@@ -75,7 +76,7 @@ def run_worker(settings: Settings, *, stop_with_parent: bool) -> None:
     """Run a worker until it is told to stop.
 
     `stop_with_parent` ends it when standard input ends, that is when the parent is gone, however
-    it died. Raises EngineError, DemoModelMissing where it cannot start.
+    it died. Raises EngineError, DemoModelMissing where it cannot start, EngineCrashed later.
     """
     address, security = stream_address(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,7 @@ async def _serve(
     worker.transfers.close()
     await worker.server.close()
     if crash:
-        raise crash[0]
+        raise EngineCrashed from crash[0]
 
 
 def _compose(

@@ -193,7 +193,7 @@ class OpenRequests:
                 await self._charge(request, hold)
             elif hold is not None:
                 await _told(hold, self._quotas.release(hold))
-        except (Exception, asyncio.CancelledError):  # nobody awaits this who could do better
+        except (Exception, asyncio.CancelledError):  # noqa: BLE001  nobody waits who could do better
             self._num_unsettled += 1
             self._metrics.settlement_failures.inc()
             _log.exception("request %s was not settled", request.submit.request_id)

@@ -11,14 +11,13 @@ from loraplex.platform.demo.base import demo_model_dir, find_gguf
 from loraplex.platform.demo.seed import SeededTenant, seed
 from loraplex.platform.gateway import GatewayServer, listen, open_resources
 from loraplex.platform.services import Resources
-from loraplex.platform.settings import Settings
+from loraplex.platform.settings import DEMO_MODEL, Settings
 from loraplex.platform.supervisor import WorkerSupervisor
 from loraplex.tenants import admin_keys
 from loraplex.tenants.errors import KeyRevoked
 
 WORKER_STOP_S = 10.0
 """What the worker gets to end, after the gateway has drained."""
-DEMO_MODEL = "demo"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,9 @@ async def test_an_outage_costs_one_transaction_an_attempt_however_many_records_w
     monkeypatch.setattr(ledger_writer, "MIN_BACKOFF_S", 0.0)
     database = CountingDatabase(resources.database, num_failures=3)
     writer = LedgerWriter(database)
-    await asyncio.gather(*(writer.append(replace(template, request_id=f"req_{i}")) for i in range(20)))
+    await asyncio.gather(
+        *(writer.append(replace(template, request_id=f"req_{i}")) for i in range(20))
+    )
     async with resources.database.reader() as session:
         assert len(await list_usage(session, template.tenant_id)) == 20
     assert database.num_sessions <= 5

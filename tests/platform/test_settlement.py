@@ -2,19 +2,16 @@
 
 import asyncio
 import inspect
-import json
-import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import IntegrityError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncSession
-from tests.platform.conftest import DEFAULTS, NOW, chat_body, make_tenant
+from tests.platform.conftest import DEFAULTS
 from tests.platform.scripted_engine import ScriptedEngine, says
+from tests.platform.walking import Walk, walk_over
 
 from loraplex.engine.errors import (
     EngineError,
@@ -25,70 +22,22 @@ from loraplex.engine.errors import (
     RequestRefused,
 )
 from loraplex.engine.protocol import Finished, Tokens
-from loraplex.platform import completions, ledger_writer, open_requests
-from loraplex.platform.api.bodies import parse
-from loraplex.platform.api.chat_schema import ChatBody
+from loraplex.platform import completions
 from loraplex.platform.completions import Admitted, Call, CompletionRequest, complete
-from loraplex.platform.errors import EngineStopped, KeyMissing, LedgerUnavailable
-from loraplex.platform.services import Resources, Services, build_services
-from loraplex.tenants.db import Database
+from loraplex.platform.errors import EngineStopped, KeyMissing
+from loraplex.platform.services import Resources
 from loraplex.tenants.errors import (
     KeyMalformed,
     QuotaBackendUnavailable,
     QuotaExceeded,
     RequestExceedsLimit,
 )
-from loraplex.tenants.ledger import UsageRecord, list_usage
-from loraplex.tenants.prices import TokenPrices, set_price
 from loraplex.tenants.quotas import Hold, MemoryQuotas, Quotas, Reservation
-
-
-@dataclass
-class Walk:
-    """A platform without a server, and one tenant's calls to it."""
-
-    resources: Resources
-    services: Services
-    tenant_id: str
-    key: str
-    ids: list[str] = field(default_factory=list)
-
-    @property
-    def engine(self) -> ScriptedEngine:
-        engine = self.resources.engine
-        assert isinstance(engine, ScriptedEngine)
-        return engine
-
-    def call(self, key: str | None = None, **fields: object) -> Call:
-        async def read() -> CompletionRequest:
-            return parse(json.dumps(chat_body(**fields)).encode(), ChatBody).to_request()
-
-        self.ids.append(f"req_{len(self.ids)}")
-        return Call(self.ids[-1], key or self.key, read)
-
-    async def run(self, **fields: object) -> list[Any]:
-        return [event async for event in complete(self.call(**fields), self.services)]
-
-    async def usage(self) -> list[UsageRecord]:
-        async with self.resources.database.reader() as session:
-            return await list_usage(session, self.tenant_id)
-
-    async def assert_settled(self) -> None:
-        await self.services.open_requests.drain(10)
-        assert len(self.services.open_requests) == 0
-        in_use = await self.resources.quotas.in_use(self.tenant_id)
-        assert (in_use.requests, in_use.tokens) == (0, 0)
-        await self.resources.quotas.check()
 
 
 @pytest.fixture
 def gateway_database_url(database_url: str) -> str:
     return database_url
-
-
-async def walk_over(resources: Resources, **limits: int) -> Walk:
-    tenant, key = await make_tenant(resources, "acme", **limits)
-    return Walk(resources, build_services(resources), tenant.id, key)
 
 
 @pytest.fixture
@@ -306,115 +255,6 @@ async def test_holds_of_long_requests_are_renewed(resources: Resources) -> None:
     walk.services.prompts.close()
 
 
-AWAY = OperationalError("insert", {}, Exception("away"))
-
-
-class FailingDatabase:
-    """A database whose writes fail as long as `error` says with what."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.error: Exception | None = None
-        self.num_failures = 0
-        self.failed = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._database, name)
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[AsyncSession]:
-        if self.error is not None:
-            self.num_failures += 1
-            self.failed.set()
-            raise self.error
-        async with self._database.session() as session:
-            yield session
-
-    async def fail_times(self, number: int) -> None:
-        """Return when that many writes have failed."""
-        while self.num_failures < number:
-            self.failed.clear()
-            await self.failed.wait()
-
-
-@pytest.fixture
-async def failing(
-    resources: Resources, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Walk, FailingDatabase]]:
-    monkeypatch.setattr(ledger_writer, "MIN_BACKOFF_S", 0.0)
-    database = FailingDatabase(resources.database)
-    walk = await walk_over(replace(resources, database=database))
-    yield walk, database
-    walk.services.prompts.close()
-
-
-def logged_usage(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """Usage that is in the log because it is not in the ledger."""
-    return [each.fields["usage"] for each in caplog.records if hasattr(each, "fields")]
-
-
-async def test_no_usage_is_lost_however_often_the_ledger_fails_before_it_works(
-    failing: tuple[Walk, FailingDatabase],
-) -> None:
-    walk, database = failing
-    database.error = AWAY
-    task = asyncio.create_task(walk.run())
-    await database.fail_times(50)
-    database.error = None
-    await task
-    assert len(await walk.usage()) == 1
-    await walk.assert_settled()
-    assert walk.services.open_requests.num_unsettled == 0
-
-
-async def test_an_answer_does_not_wait_for_a_ledger_that_stays_away_but_its_hold_does(
-    failing: tuple[Walk, FailingDatabase], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_requests, "ANSWER_WAIT_S", 0.0)
-    walk, database = failing
-    database.error = AWAY
-    *_, finished = await walk.run()
-    assert isinstance(finished, Finished)
-    assert (await walk.resources.quotas.in_use(walk.tenant_id)).requests == 1
-    await walk.services.open_requests.renew()
-    database.error = None
-    await walk.assert_settled()
-    assert len(await walk.usage()) == 1
-
-
-async def test_while_usage_waits_for_the_ledger_no_request_is_admitted(
-    failing: tuple[Walk, FailingDatabase],
-) -> None:
-    walk, database = failing
-    database.error = AWAY
-    task = asyncio.create_task(walk.run())
-    await database.fail_times(1)
-    with pytest.raises(LedgerUnavailable):
-        await walk.run()
-    assert len(walk.services.open_requests) == 1
-    database.error = None
-    await task
-    await walk.run()
-    assert [row.request_id for row in await walk.usage()] == [walk.ids[2], walk.ids[0]]
-    await walk.assert_settled()
-
-
-async def test_a_record_that_the_ledger_refuses_is_in_the_log_and_its_hold_is_settled(
-    failing: tuple[Walk, FailingDatabase], caplog: pytest.LogCaptureFixture
-) -> None:
-    walk, database = failing
-    database.error = IntegrityError("insert", {}, Exception("no such tenant"))
-    *_, finished = await walk.run()
-    assert isinstance(finished, Finished)
-    assert database.num_failures == 1
-    database.error = None
-    assert [usage["request_id"] for usage in logged_usage(caplog)] == walk.ids
-    assert await walk.usage() == []
-    await walk.assert_settled()
-    assert walk.services.open_requests.num_unsettled == 1
-    assert b"loraplex_settlement_failures_total 1.0" in walk.services.metrics.text()
-
-
 async def test_a_hold_that_cannot_be_ended_leaves_the_request_settled(
     resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -460,73 +300,6 @@ async def test_a_drain_waits_for_what_is_open(walk: Walk) -> None:
     walk.engine.finish(request_id)
     await task
     assert await drained is True
-
-
-async def test_what_is_broken_off_ends_with_an_error_is_recorded_and_costs_nothing(
-    walk: Walk,
-) -> None:
-    walk.engine.answer = None
-    async with walk.resources.database.session() as session:
-        tokens = TokenPrices(prompt_micros=1, cached_micros=1, completion_micros=1)
-        await set_price(session, "EUR", tokens, NOW, NOW, secrets.token_bytes)
-    task = asyncio.create_task(walk.run())
-    submit = await walk.engine.submitted()
-    walk.engine.emit(submit.request_id, "x")
-    await walk.services.open_requests.settle_all(10)
-    with pytest.raises(EngineStopped):
-        await task
-    (row,) = await walk.usage()
-    assert (row.finish_reason, row.completion_tokens, row.cost_pico) == ("error", 1, 0)
-    assert row.price_id is not None
-    await walk.assert_settled()
-    with pytest.raises(EngineStopped):
-        await walk.run()
-
-
-async def test_what_was_admitted_when_all_was_broken_off_does_not_run(walk: Walk) -> None:
-    async with aclosing(complete(walk.call(), walk.services)) as events:
-        assert isinstance(await anext(events), Admitted)
-        await walk.services.open_requests.settle_all(10)
-        with pytest.raises(EngineStopped):
-            await anext(events)
-    assert walk.engine.runs == {}
-    assert await walk.usage() == []
-    await walk.assert_settled()
-
-
-async def test_what_a_database_that_stays_away_lacks_at_the_end_stands_in_the_log(
-    failing: tuple[Walk, FailingDatabase], caplog: pytest.LogCaptureFixture
-) -> None:
-    walk, database = failing
-    database.error = AWAY
-    task = asyncio.create_task(walk.run())
-    await database.fail_times(1)
-    await walk.services.open_requests.settle_all(0)
-    await task
-    assert [usage["request_id"] for usage in logged_usage(caplog)] == walk.ids
-    assert walk.services.open_requests.num_unsettled == 1
-    await walk.assert_settled()
-
-
-async def test_of_a_worker_that_does_not_answer_at_the_end_the_log_has_what_it_delivered(
-    resources: Resources, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Stuck(ScriptedEngine):
-        async def abort(self, request_id: str) -> Finished | None:
-            return await asyncio.get_running_loop().create_future()
-
-    walk = await walk_over(replace(resources, engine=Stuck(resources.engine.model)))
-    async with aclosing(complete(walk.call(), walk.services)) as events:
-        await anext(events)
-        first = asyncio.create_task(anext(events))
-        walk.engine.emit((await walk.engine.submitted()).request_id, "x", "y")
-        await first
-        await walk.services.open_requests.settle_all(0)
-    (usage,) = logged_usage(caplog)
-    assert (usage["completion_tokens"], usage["finish_reason"]) == (2, "error")
-    assert walk.services.open_requests.num_unsettled == 1
-    await walk.assert_settled()
-    walk.services.prompts.close()
 
 
 def test_the_walk_fits_on_one_screen_and_knows_no_http() -> None:

@@ -69,9 +69,7 @@ async def open_stream(resources: Resources) -> AsyncIterator[Running]:
         httpx.AsyncClient(base_url=server.url, headers=headers, timeout=30) as client,
         asyncio.TaskGroup() as tasks,
     ):
-        request = client.build_request(
-            "POST", "/v1/chat/completions", json=chat_body(stream=True)
-        )
+        request = client.build_request("POST", "/v1/chat/completions", json=chat_body(stream=True))
         sending = tasks.create_task(client.send(request, stream=True))
         request_id = (await engine.submitted()).request_id
         engine.emit(request_id, "x")

@@ -48,12 +48,16 @@ async def test_once_a_worker_has_served_one_that_cannot_start_is_started_again_a
 
 
 async def test_a_worker_that_crashes_is_started_again_even_before_it_has_served(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    logged: asyncio.Queue[str] = asyncio.Queue()
     supervised = supervise(tmp_path, 1, lambda: False)
+    monkeypatch.setattr(
+        supervisor._log, "error", lambda message, *values: logged.put_nowait(message % values)
+    )
     running = asyncio.create_task(supervised.run())
     async with asyncio.timeout(30):
-        while caplog.text.count("the worker died with status 1") < 2:
-            await asyncio.sleep(0)
+        for _ in range(2):
+            assert await logged.get() == "the worker died with status 1; starting it again"
         await supervised.stop(10)
         await running

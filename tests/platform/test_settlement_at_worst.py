@@ -3,26 +3,23 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import IntegrityError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.exc import IntegrityError
 from tests.platform.conftest import NOW
 from tests.platform.scripted_engine import ScriptedEngine
-from tests.platform.walking import Walk, walk_over
+from tests.platform.walking import AWAY, FailingDatabase, Walk, walk_over
 
 from loraplex.engine.protocol import Finished
 from loraplex.platform import ledger_writer, open_requests
 from loraplex.platform.completions import Admitted, complete
 from loraplex.platform.errors import EngineStopped, LedgerUnavailable
 from loraplex.platform.services import Resources
-from loraplex.tenants.db import Database
 from loraplex.tenants.prices import TokenPrices, set_price
-
-AWAY = OperationalError("insert", {}, Exception("away"))
+from loraplex.tenants.quotas import Hold, MemoryQuotas
 
 
 @pytest.fixture
@@ -35,34 +32,6 @@ async def walk(resources: Resources) -> AsyncIterator[Walk]:
     walk = await walk_over(resources)
     yield walk
     walk.services.prompts.close()
-
-
-class FailingDatabase:
-    """A database whose writes fail as long as `error` says with what."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.error: Exception | None = None
-        self.num_failures = 0
-        self.failed = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._database, name)
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[AsyncSession]:
-        if self.error is not None:
-            self.num_failures += 1
-            self.failed.set()
-            raise self.error
-        async with self._database.session() as session:
-            yield session
-
-    async def fail_times(self, number: int) -> None:
-        """Return when that many writes have failed."""
-        while self.num_failures < number:
-            self.failed.clear()
-            await self.failed.wait()
 
 
 @pytest.fixture
@@ -104,7 +73,14 @@ async def test_an_answer_does_not_wait_for_a_ledger_that_stays_away_but_its_hold
     *_, finished = await walk.run()
     assert isinstance(finished, Finished)
     assert (await walk.resources.quotas.in_use(walk.tenant_id)).requests == 1
+    renewed: list[str] = []
+
+    async def renew(_: object, hold: Hold) -> None:
+        renewed.append(hold.request_id)
+
+    monkeypatch.setattr(MemoryQuotas, "renew", renew)
     await walk.services.open_requests.renew()
+    assert renewed == walk.ids
     database.error = None
     await walk.assert_settled()
     assert len(await walk.usage()) == 1

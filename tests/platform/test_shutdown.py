@@ -19,10 +19,13 @@ from tests.platform.conftest import PEPPER, chat_body, make_tenant
 from tests.platform.scripted_engine import ScriptedEngine
 from tests.platform.test_shared_stores import announced
 from tests.platform.tiny_model import model_info
+from tests.platform.walking import AWAY, FailingDatabase
 
 from loraplex.engine.frames import UnixAddress
 from loraplex.engine.protocol import Abort, Submit
+from loraplex.platform import ledger_writer, open_requests
 from loraplex.platform.gateway import GatewayServer
+from loraplex.platform.open_requests import OpenRequests
 from loraplex.platform.services import Resources
 from loraplex.tenants.ledger import UsageRecord, list_usage
 
@@ -94,24 +97,54 @@ async def test_the_first_signal_lets_open_requests_end(resources: Resources) -> 
 
 
 async def test_the_second_signal_breaks_off_and_settles(resources: Resources) -> None:
-    async with open_stream(resources) as gateway:
+    async with open_stream(with_drain_timeout(resources, 600)) as gateway:
         gateway.press_ctrl_c()
         gateway.press_ctrl_c()
         await assert_broken_off(gateway)
 
 
 async def test_a_drain_timeout_of_zero_breaks_off_at_once_and_settles(resources: Resources) -> None:
-    settings = resources.settings.model_copy(update={"drain_timeout_s": 0})
-    async with open_stream(replace(resources, settings=settings)) as gateway:
+    async with open_stream(with_drain_timeout(resources, 0)) as gateway:
         gateway.press_ctrl_c()
         await assert_broken_off(gateway)
 
 
+async def test_a_drain_timeout_of_zero_leaves_time_to_settle(
+    resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_writer, "MIN_BACKOFF_S", 0.0)
+    monkeypatch.setattr(open_requests, "ANSWER_WAIT_S", 0.0)
+    database = FailingDatabase(resources.database)
+    settle_all = OpenRequests.settle_all
+
+    async def come_back() -> None:
+        await database.fail_times(database.num_failures + 20)
+        database.error = None
+
+    async def settle_all_while_it_comes_back(self: OpenRequests, *bound_s: float) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(come_back())
+            await settle_all(self, *bound_s)
+
+    monkeypatch.setattr(OpenRequests, "settle_all", settle_all_while_it_comes_back)
+    with_database = replace(with_drain_timeout(resources, 0), database=database)
+    async with open_stream(with_database) as gateway:
+        database.error = AWAY
+        gateway.press_ctrl_c()
+        await assert_broken_off(gateway)
+
+
+def with_drain_timeout(resources: Resources, drain_timeout_s: float) -> Resources:
+    settings = resources.settings.model_copy(update={"drain_timeout_s": drain_timeout_s})
+    return replace(resources, settings=settings)
+
+
 async def assert_broken_off(gateway: Running) -> None:
     """The client was told, the engine stopped, the usage written, the hold ended."""
-    told = await gateway.reply.aread()
+    async with asyncio.timeout(30):
+        told = await gateway.reply.aread()
+        await gateway.serving
     assert b'"code":"engine_unavailable"' in told
-    await gateway.serving
     assert gateway.engine.aborted == [gateway.request_id]
     (row,) = await gateway.usage()
     assert (row.finish_reason, row.completion_tokens) == ("error", 1)

@@ -1,9 +1,14 @@
 """A platform without a server, for the tests of what becomes of a request."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.conftest import chat_body, make_tenant
 from tests.platform.scripted_engine import ScriptedEngine
 
@@ -11,6 +16,7 @@ from loraplex.platform.api.bodies import parse
 from loraplex.platform.api.chat_schema import ChatBody
 from loraplex.platform.completions import Call, CompletionRequest, complete
 from loraplex.platform.services import Resources, Services, build_services
+from loraplex.tenants.db import Database
 from loraplex.tenants.ledger import UsageRecord, list_usage
 
 
@@ -55,3 +61,34 @@ class Walk:
 async def walk_over(resources: Resources, **limits: int) -> Walk:
     tenant, key = await make_tenant(resources, "acme", **limits)
     return Walk(resources, build_services(resources), tenant.id, key)
+
+
+AWAY = OperationalError("insert", {}, Exception("away"))
+
+
+class FailingDatabase:
+    """A database whose writes fail as long as `error` says with what."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.error: Exception | None = None
+        self.num_failures = 0
+        self.failed = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[AsyncSession]:
+        if self.error is not None:
+            self.num_failures += 1
+            self.failed.set()
+            raise self.error
+        async with self._database.session() as session:
+            yield session
+
+    async def fail_times(self, number: int) -> None:
+        """Return when that many writes have failed."""
+        while self.num_failures < number:
+            self.failed.clear()
+            await self.failed.wait()

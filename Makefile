@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DB_TESTS := tests/services tests/tenants tests/adapters/test_registry.py $(wildcard tests/contracts/test_quotas*.py) \
-  $(patsubst %,tests/platform/test_%.py,cli_data ledger_writer models settlement shared_stores)
+  $(patsubst %,tests/platform/test_%.py,cli_data ledger_writer models settlement settlement_at_worst shared_stores)
 PACKAGES := adapters engine kernels platform tenants migrations
 
 .PHONY: serve test helm-test kernel-test gpu-check check fmt bench setup clean test-db console-test screenshots

@@ -11,6 +11,8 @@ EngineError
     ├── MemoryTooSmall
     ├── AddressInUse
     └── StreamAddressInvalid
+
+EngineCrashed is none of them: nobody who serves requests sees it, the worker's process ends by it.
 """
 
 
@@ -68,3 +70,11 @@ class AddressInUse(StartRefused):
 
 class StreamAddressInvalid(StartRefused):
     """The address of a worker cannot be used; the message says what would do."""
+
+
+class EngineCrashed(RuntimeError):
+    """The engine's thread ended while it served; the cause is what it ended by. A fresh process may
+    do better, so this is no start that was refused."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine crashed while it served; its process ends")

@@ -9,6 +9,7 @@ from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import ResolvedModel
 from loraplex.engine.errors import (
     EngineError,
+    EngineNotReached,
     EngineOverloaded,
     EngineUnavailable,
     RequestRefused,
@@ -70,7 +71,8 @@ class Admitted:
 async def complete(
     call: Call, services: Services
 ) -> AsyncGenerator[Admitted | Tokens | Finished, None]:
-    """Serve a completion: one Admitted, Tokens as they come, then Finished once it is settled.
+    """Serve a completion: one Admitted, Tokens as they come, then Finished once it is settled,
+    or while that goes on by itself, where the ledger cannot be written for long.
 
     Close the generator, or cancel what iterates over it, and the engine stops; what ran until then
     is charged. Raises errors of tenants, adapters, engine and platform, all told by `errors.py`.
@@ -134,6 +136,8 @@ async def _resolve(
 
 async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[Tokens, None]:
     """Run the request in the engine, and note in it what it will be charged for."""
+    if request.settling is not None:
+        raise EngineStopped  # broken off since it was admitted: nobody would count what ran now
     request.dispatched = True
     try:
         async with aclosing(services.resources.engine.generate(request.submit)) as events:
@@ -143,7 +147,7 @@ async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[
                     if request.first_token_at is None:
                         request.first_token_at = services.now()
                     yield event
-    except (RequestRefused, EngineOverloaded):
+    except (RequestRefused, EngineOverloaded, EngineNotReached):
         request.dispatched = False
         raise
     except EngineError as error:

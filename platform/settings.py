@@ -7,6 +7,9 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+DEMO_MODEL = "demo"
+"""What `model` says for the base model of the demo."""
+
 
 class Settings(BaseSettings):
     """Settings of every process. Each field's description is its reference documentation."""
@@ -37,7 +40,7 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address on which the gateway listens.")
     port: int = Field(8000, ge=0, le=65535, description="Port of the gateway; 0 takes a free one.")
-    model: str = Field("demo", description="Base model: a path, a hub name, or `demo`.")
+    model: str = Field(DEMO_MODEL, description="Base model: a path, a hub name, or `demo`.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; `auto` takes a GPU if there is one."
     )
@@ -147,6 +150,16 @@ class Settings(BaseSettings):
     def resolved_database_url(self) -> str:
         """The database's URL, with the default filled in."""
         return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'loraplex.db'}"
+
+    @property
+    def adapters_dir(self) -> Path:
+        """Folder of the adapters' store."""
+        return self.data_dir / "adapters"
+
+    @property
+    def base_record_path(self) -> Path:
+        """File in which the worker says which base model it loaded last."""
+        return self.data_dir / "base.json"
 
     @property
     def resolved_worker_address(self) -> str:

@@ -116,7 +116,7 @@ def _staging(settings: Settings) -> Path:
 
 def _check_and_store(settings: Settings, folder: Path, base: BaseShapes) -> Checkpoint:
     checkpoint = inspect(folder, base)
-    AdapterStore(settings.data_dir / "adapters").put(checkpoint)
+    AdapterStore(settings.adapters_dir).put(checkpoint)
     return checkpoint
 
 

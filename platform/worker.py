@@ -28,6 +28,7 @@ from loraplex.engine.admission import FirstComeFirstServed
 from loraplex.engine.claim import claimed
 from loraplex.engine.config import ModelConfig, SchedulerConfig
 from loraplex.engine.core import Engine, StepReport
+from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.frames import Address, Security
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
@@ -40,7 +41,7 @@ from loraplex.engine.stream import StreamServer
 from loraplex.engine.text import TextStream
 from loraplex.engine.transfers import Transfers
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
-from loraplex.platform.settings import Settings, available_cores
+from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
 from loraplex.platform.stream import stream_address
 
 _log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def run_worker(settings: Settings, *, stop_with_parent: bool) -> None:
     """Run a worker until it is told to stop.
 
     `stop_with_parent` ends it when standard input ends, that is when the parent is gone, however
-    it died. Raises EngineError, DemoModelMissing where it cannot start.
+    it died. Raises EngineError, DemoModelMissing where it cannot start, EngineCrashed later.
     """
     address, security = stream_address(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,7 @@ def model_config(settings: Settings) -> ModelConfig:
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "bfloat16"
     path, name = Path(settings.model), settings.model.rstrip("/").rpartition("/")[2]
-    if settings.model == "demo":
+    if settings.model == DEMO_MODEL:
         path, name = demo_model_dir(settings.data_dir), DEMO_MODEL_NAME
         if not path.exists():
             _log.info("converting the demo model, once; this takes about 20 seconds")
@@ -109,7 +110,7 @@ def _load(settings: Settings) -> LoadedModel:
     _log.info("loading %s as %s on %s", config.name, config.dtype, config.device)
     model = load_model(config)
     record = {"name": config.name, "path": str(model.path.resolve())}
-    (settings.data_dir / "base.json").write_text(json.dumps(record))
+    settings.base_record_path.write_text(json.dumps(record))
     return model
 
 
@@ -142,7 +143,7 @@ async def _serve(
     worker.transfers.close()
     await worker.server.close()
     if crash:
-        raise crash[0]
+        raise EngineCrashed from crash[0]
 
 
 def _compose(
@@ -153,7 +154,7 @@ def _compose(
     tokenizer_json, chat_template, special_tokens = export_tokenizer(model.path)
     scheduler = _scheduler(settings, model, sizes, residency, tokenizer_json)
     metrics = WorkerMetrics(CollectorRegistry(), scheduler, residency, sizes.num_blocks)
-    store = AdapterStore(settings.data_dir / "adapters")
+    store = AdapterStore(settings.adapters_dir)
     runner = ModelRunner(model, sizes.num_blocks, settings.block_size)
 
     def load(digest: str) -> AdapterWeights:

@@ -124,7 +124,7 @@ def _check_and_store(
     check_slug(name, "The adapter's name")
     base = _base_model(settings, model)
     checkpoint = inspect(directory, BaseShapes.read(base.path))
-    store = settings.data_dir / "adapters"
+    store = settings.adapters_dir
     try:
         AdapterStore(store).put(checkpoint)
     except OSError as error:
@@ -138,9 +138,10 @@ def _base_model(settings: "Settings", model: str | None) -> BaseModel:
     The name matters: an adapter is served only on the base model it was checked against.
     """
     from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir
+    from loraplex.platform.settings import DEMO_MODEL
 
-    served = _served_model(settings.data_dir)
-    if model == "demo":
+    served = _served_model(settings.base_record_path)
+    if model == DEMO_MODEL:
         return BaseModel(DEMO_MODEL_NAME, demo_model_dir(settings.data_dir))
     if served is not None and model in (None, str(served.path)):
         return served
@@ -153,9 +154,8 @@ def _base_model(settings: "Settings", model: str | None) -> BaseModel:
     return BaseModel(path.name, path)
 
 
-def _served_model(data_dir: Path) -> BaseModel | None:
+def _served_model(record: Path) -> BaseModel | None:
     """Read what the worker recorded when it last loaded its model."""
-    record = data_dir / "base.json"
     if not record.exists():
         return None
     try:

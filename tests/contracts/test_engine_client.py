@@ -13,6 +13,7 @@ from tests.platform.tiny_model import model_info
 
 from loraplex.engine.client import EngineClient, Security, StreamClient
 from loraplex.engine.errors import (
+    EngineNotReached,
     EngineOverloaded,
     EngineUnavailable,
     RequestFailed,
@@ -153,7 +154,7 @@ async def test_a_worker_that_dies_fails_what_is_open_and_what_comes_then(pair: P
     assert await pair.client.abort("a") is None
     assert not pair.client.connected
     assert pair.client.model.name == "tiny"
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReached):
         await collect(pair.client, "b")
 
 
@@ -179,6 +180,16 @@ async def test_a_reader_that_is_cancelled_aborts_in_the_engine(pair: Pair) -> No
     assert final is not None
     assert final.usage == Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=0)
     assert set(pair.engine.aborted) == {"a"}
+
+
+async def test_an_abort_ends_a_reader_that_still_reads(pair: Pair) -> None:
+    reader = await reading(pair, "a")
+    pair.engine.emit("a", "x")
+    ending = await pair.client.abort("a")
+    *_, finished = await reader
+    assert finished == ending
+    assert isinstance(finished, Finished)
+    assert finished.reason == "abort"
 
 
 async def test_an_ending_that_nobody_read_can_be_asked_for(pair: Pair) -> None:
@@ -230,7 +241,7 @@ async def test_before_a_worker_came_there_is_no_model(unconnected: EngineClient)
     assert not unconnected.connected
     with pytest.raises(EngineUnavailable):
         _ = unconnected.model
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReached):
         await collect(unconnected, "a")
 
 

@@ -7,7 +7,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
-from loraplex.engine.errors import EngineError, EngineUnavailable, RequestFailed
+from loraplex.engine.errors import (
+    EngineError,
+    EngineNotReached,
+    EngineUnavailable,
+    RequestFailed,
+)
 from loraplex.engine.protocol import Finished, FinishReason, ModelInfo, Submit, Tokens, Usage
 
 
@@ -84,7 +89,7 @@ class ScriptedEngine:
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
         if not self.is_connected:
-            raise EngineUnavailable("no worker is connected")
+            raise EngineNotReached("no worker is connected")
         run = self.runs[submit.request_id] = ScriptedRun(submit)
         self._submitted.put_nowait(submit)
         if self.answer is not None:
@@ -112,7 +117,7 @@ class ScriptedEngine:
         if run is None:
             return None
         if not run.over.is_set():
-            self._abort(run)
+            run.put(self._abort(run))
         del self.runs[request_id]
         return run.ending
 
@@ -171,9 +176,9 @@ class ScriptedEngine:
         for _ in range(4):
             await asyncio.sleep(0)
 
-    def _abort(self, run: ScriptedRun) -> None:
+    def _abort(self, run: ScriptedRun) -> Finished:
         self.aborted.append(run.submit.request_id)
-        run.finish("abort")
+        return run.finish("abort")
 
 
 def says(*texts: str, reason: FinishReason = "stop") -> Callable[[ScriptedEngine, str], None]:

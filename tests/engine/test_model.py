@@ -106,8 +106,8 @@ def test_a_loaded_model_tells_its_shape(llama: Path) -> None:
     assert model.layers == (layer,) * 3
     assert (model.vocab_size, model.max_model_len) == (320, 256)
     assert (model.dtype, model.head_path) == (torch.float32, "lm_head")
-    assert len(model.linear_paths) == 3 * 7 + 1
-    assert "model.layers.2.mlp.down_proj" in model.linear_paths
+    assert len(model.shapes.linears) == 3 * 7 + 1
+    assert "model.layers.2.mlp.down_proj" in model.shapes.linears
     assert not any(parameter.requires_grad for parameter in model.network.parameters())
 
 

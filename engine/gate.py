@@ -118,12 +118,15 @@ def check_declaration(declared: Declaration) -> None:
         raise ModelUnsupported("it has cross-attention (is_encoder_decoder or add_cross_attention)")
     if declared.parts:
         raise ModelUnsupported(
-            f"it is made of several models ({', '.join(declared.parts)}); images and sound are not "
-            "served, so save its text model alone"
+            f"it is made of several models ({', '.join(declared.parts)}); only a text model of its "
+            "own is served: save that one"
         )
     unknown = sorted(set(declared.layer_types) - _LAYER_TYPES)
     if unknown:
-        raise ModelUnsupported(f"layer_types has {unknown}; only full and sliding are served")
+        raise ModelUnsupported(
+            f"it has layers of type {', '.join(unknown)} (layer_types); served are "
+            f"{' and '.join(sorted(_LAYER_TYPES))}"
+        )
     for rope in declared.ropes:
         if "dynamic" in rope.get("rope_type", "default"):
             raise ModelUnsupported(
@@ -183,8 +186,8 @@ def check_layers(declared: Declaration, probe: AttentionProbe) -> tuple[LayerSha
     called = [layer for layer, _ in probe.calls]
     if called != list(range(declared.num_layers)):
         raise ModelUnsupported(
-            f"one forward pass of {declared.num_layers} layers ran attention in layers "
-            f"{called}, not once in each"
+            f"one forward pass of {declared.num_layers} layers ran attention {len(called)} times, "
+            f"in layers {called[:8]}{'…' if len(called) > 8 else ''}, not once in each"
         )
     shapes = tuple(shape for _, shape in probe.calls)
     for layer, layer_type in enumerate(declared.layer_types):

@@ -33,13 +33,17 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.engine import gate
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.errors import ModelUnsupported
-from loraplex.engine.model_files import check_folder, local_folder, own_dtype
+from loraplex.engine.model_files import check_folder, local_folder, own_dtype, read_config
 from loraplex.engine.tokenizer_files import TokenizerFiles, read_tokenizer
 from loraplex.kernels.attention import Scoring
 
 _ATTENTION = "loraplex_paged"
 _DTYPES = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+)
+_OWN_ATTENTION = (
+    "its attention does not go through transformers' attention interface, so ours cannot take its "
+    "place"
 )
 # Weights that old checkpoints carry and every model computes itself.
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$")
@@ -103,13 +107,24 @@ def load_model(config: ModelConfig) -> LoadedModel:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     path = local_folder(config.path)
     try:
-        check_folder(path, CONFIG_MAPPING.keys())
+        declared = declare(path)
         config = _with_dtype(config, path)
-        declared = _declaration(_load_config(path))
-        gate.check_declaration(declared)
         return _inspect(config, path, declared, _load_network(path, config))
     except ModelUnsupported as error:
-        raise ModelUnsupported(f"{config.path} cannot be served: {error}") from error
+        model_type = read_config(path).get("model_type")
+        raise ModelUnsupported(f"{config.path} ({model_type}) cannot be served: {error}") from error
+
+
+def declare(path: Path) -> gate.Declaration:
+    """Check a model's folder as far as it can be told without its weights.
+
+    Raises:
+        ModelUnsupported: naming what is in the way.
+    """
+    check_folder(path, CONFIG_MAPPING.keys())
+    declared = _declaration(_load_config(path))
+    gate.check_declaration(declared)
+    return declared
 
 
 def _with_dtype(config: ModelConfig, path: Path) -> ModelConfig:
@@ -125,7 +140,7 @@ def _load_config(path: Path) -> PreTrainedConfig:
     except _LOAD_ERRORS as error:
         raise ModelUnsupported(f"transformers cannot read its config.json: {error}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelUnsupported(f"{config.model_type} has no causal language model in transformers")
+        raise ModelUnsupported("transformers has no causal language model of this type")
     return config
 
 
@@ -141,7 +156,7 @@ def _load_network(path: Path, config: ModelConfig) -> PreTrainedModel:
         )
     except _LOAD_ERRORS as error:
         if isinstance(error, KeyError) and _ATTENTION in str(error):
-            raise ModelUnsupported("it does not let its attention be replaced") from error
+            raise ModelUnsupported(_OWN_ATTENTION) from error
         raise ModelUnsupported(f"transformers cannot load it: {error}") from error
     network, report = loaded
     _check_weights(report)
@@ -166,7 +181,7 @@ def _inspect(
     config: ModelConfig, path: Path, declared: gate.Declaration, network: PreTrainedModel
 ) -> LoadedModel:
     if not network._supports_attention_backend:  # noqa: SLF001
-        raise ModelUnsupported(f"{type(network).__name__} does not let its attention be replaced")
+        raise ModelUnsupported(_OWN_ATTENTION)
     head_path = _path_of(network, _head(network))
     embeddings: Any = network.get_input_embeddings()
     device = torch.device(config.device)
@@ -293,10 +308,12 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    step: gate.AttentionStep,
+    step: gate.AttentionStep | None = None,
     **options: Unpack[gate.AttentionOptions],
 ) -> tuple[Tensor, None]:
     """Attention function of all models: ``query [1, heads, rows, key_dim]`` and so on."""
+    if step is None:
+        raise ModelUnsupported("its layers do not hand arguments on to their attention")
     gate.check_attention_call(module, attention_mask, options)
     scaling = options.get("scaling")
     attended = step.attend(

@@ -26,10 +26,11 @@ from loraplex.engine.admission import FirstComeFirstServed
 from loraplex.engine.config import ModelConfig, SchedulerConfig
 from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.frames import Address, Security
+from loraplex.engine.gguf_model import convert_gguf
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
-from loraplex.engine.model import LoadedModel, convert_gguf, export_tokenizer, load_model
+from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
 from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler

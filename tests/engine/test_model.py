@@ -1,12 +1,15 @@
 """Which base models are accepted, which are refused and why, and what is known of one."""
 
 import json
+import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests import tiny_models
+from tests.engine.architectures import ARCHITECTURES, ATTENTION
 from transformers import (
     MistralConfig,
     Phi3Config,
@@ -120,6 +123,39 @@ def test_the_model_limits_the_length(
 def test_a_path_without_a_model_is_named(name: str, reason: str) -> None:
     with pytest.raises(ModelUnsupported, match=reason):
         load(Path(name))
+
+
+def test_a_name_of_the_hub_is_loaded_from_its_snapshot(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's cache as it lies on disk after a download; the hub itself is not reached."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--acme--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(llama, repository / "snapshots" / ("0" * 40))
+    model = load(Path("acme/tiny"))
+    assert model.path == repository / "snapshots" / ("0" * 40)
+    assert model.max_model_len == 256
+
+
+def test_what_an_adapter_can_be_attached_to_is_told_by_the_model_not_by_its_files(
+    tmp_path: Path,
+) -> None:
+    shapes = load(tiny_models.save_model(tmp_path, ARCHITECTURES["GPT-2"].config)).shapes
+    assert shapes.linears["transformer.h.0.attn.c_attn"] == (192, 64)  # its file has [64, 192]
+    assert shapes.linears["transformer.h.2.mlp.c_proj"] == (64, 256)
+    assert shapes.linears["lm_head"] == (320, 64)
+    assert len(shapes.linears) == 3 * 4 + 1
+    assert shapes.embeddings == {"transformer.wte", "transformer.wpe"}
+    assert shapes.heads == {"lm_head"}
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "Mixtral"])
+def test_experts_and_routers_are_no_targets(name: str, tmp_path: Path) -> None:
+    shapes = load(tiny_models.save_model(tmp_path, ARCHITECTURES[name].config)).shapes
+    kinds = {path.rpartition(".")[2] for path in shapes.linears}
+    assert kinds == {*ATTENTION, "lm_head"}
 
 
 def test_an_adapter_is_no_base_model(copied: Path) -> None:

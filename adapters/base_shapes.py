@@ -22,7 +22,12 @@ _TOKEN_EMBEDDINGS = frozenset({"embed_tokens", "embed_in", "word_embeddings", "w
 _HEADS = frozenset({"lm_head", "embed_out"})
 
 
+# Their weights lie as [in, out], and a header does not tell that from [out, in].
+_TRANSPOSED = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
+
+
 class _Config(msgspec.Struct):
+    model_type: str | None = None
     tie_word_embeddings: bool | None = None
 
 
@@ -44,14 +49,22 @@ class BaseShapes:
     def read(cls, model_dir: Path) -> Self:
         """Read the headers of a model folder: one safetensors file, or the shards of an index.
 
+        A worker knows the layers from the model itself; this is for where there is none.
+
         Raises:
-            BaseUnreadable: the folder is missing, incomplete or corrupt.
+            BaseUnreadable: the folder is missing, incomplete or corrupt, or headers do not tell
+                the layers of such a model.
         """
         try:
             config = msgspec.convert(_json(model_dir / "config.json"), _Config)
             entries = [entry for path in _weight_files(model_dir) for entry in read_entries(path)]
         except (OSError, ValueError, msgspec.ValidationError, TensorFileInvalid) as error:
             raise BaseUnreadable(f"base model in {model_dir} cannot be read: {error}") from error
+        if config.model_type in _TRANSPOSED:
+            raise BaseUnreadable(
+                f"the files of a {config.model_type} model do not tell the shapes of its layers; "
+                "serve it once, and its worker writes them down"
+            )
         # Older configs leave the field out: a head that is not in the files is tied then.
         return cls.of(entries, tied=config.tie_word_embeddings is not False)
 
@@ -62,6 +75,8 @@ class BaseShapes:
             entry.name.removesuffix(".weight"): (entry.shape[0], entry.shape[1])
             for entry in entries
             if entry.name.endswith(".weight") and len(entry.shape) == 2 and entry.dtype in _FLOATS
+            # transformers stacks the weights of experts, so they are no modules there.
+            if ".experts." not in entry.name
         }
         embeddings = frozenset(path for path in shapes if _leaf(path) in _EMBEDDINGS)
         linears = {path: shape for path, shape in shapes.items() if path not in embeddings}

@@ -13,6 +13,7 @@ import msgspec
 
 from loraplex.engine.claim import claimed
 from loraplex.engine.errors import (
+    AdapterUnfit,
     EngineError,
     EngineNotReached,
     EngineOverloaded,
@@ -30,6 +31,7 @@ from loraplex.engine.frames import (
     read_frame,
 )
 from loraplex.engine.protocol import (
+    ADAPTER_MISMATCH,
     PROTOCOL_VERSION,
     Abort,
     Failed,
@@ -283,9 +285,7 @@ class StreamClient:
         for finished in frame.finished:
             self._end(finished.request_id, finished, finished)
         for failed in frame.failed:
-            self._end(
-                failed.request_id, RequestFailed(failed.message, failed.code), _ending(failed)
-            )
+            self._end(failed.request_id, _failure(failed), _ending(failed))
 
     def _deliver(self, tokens: Tokens) -> None:
         request = self._open.get(tokens.request_id)
@@ -326,6 +326,11 @@ class StreamClient:
         for query in self._queries.values():
             if not query.done():
                 query.set_result("")
+
+
+def _failure(failed: Failed) -> RequestFailed:
+    kind = AdapterUnfit if failed.code == ADAPTER_MISMATCH else RequestFailed
+    return kind(failed.message, failed.code)
 
 
 def _rejection(rejected: Rejected) -> EngineError:

@@ -6,6 +6,7 @@ EngineError
 ├── EngineUnavailable   no worker is connected, or it died while the request ran
 │   └── EngineNotReached    …before anything of the request was sent
 ├── RequestFailed       this request failed while it ran; others were not affected
+│   └── AdapterUnfit        …because its adapter does not fit the base model that is served
 ├── ModelUnsupported    the base model cannot be served right, and why
 └── StartRefused        a worker cannot start as configured
     ├── MemoryTooSmall
@@ -50,6 +51,10 @@ class RequestFailed(EngineError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class AdapterUnfit(RequestFailed):
+    """The adapter was made for another base model than the one that is served under its name."""
 
 
 class ModelUnsupported(EngineError):

@@ -133,19 +133,42 @@ class LoraLinear(nn.Linear):
         return output
 
 
-def adopt_linears(network: nn.Module, paths: Sequence[str], head_path: str) -> LoraBatch:
-    """Replace the linear layers at ``paths`` by such that add the adapters of the batch."""
-    bases = {path: _linear_at(network, path) for path in paths}
-    shapes = {path: (base.out_features, base.in_features) for path, base in bases.items()}
+class LoraConv1D(nn.Module):
+    """The same for a layer that keeps its weight as ``[in, out]``, as GPT-2 has them."""
+
+    weight: Tensor
+    bias: Tensor
+    path: str
+    batch: LoraBatch
+
+    @classmethod
+    def adopt(cls, base: nn.Module, path: str, batch: LoraBatch) -> Self:
+        """Take over the parameters of ``base``, which lies at ``path`` of its model."""
+        layer = cls()
+        layer.weight, layer.bias = base.get_parameter("weight"), base.get_parameter("bias")
+        layer.path, layer.batch = path, batch
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x [..., in] @ weight + bias``, with each row's adapter added."""
+        output = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
+        output = output.view(*x.shape[:-1], -1)
+        self.batch.add(self.path, output, x)
+        return output
+
+
+def adopt_linears(
+    network: nn.Module, shapes: Mapping[str, tuple[int, int]], head_path: str
+) -> LoraBatch:
+    """Replace the linear layers of ``shapes`` by such that add the adapters of the batch."""
     batch = LoraBatch(head_path, shapes)
-    for path, base in bases.items():
+    for path in shapes:
+        base = network.get_submodule(path)
         parent, _, name = path.rpartition(".")
-        setattr(network.get_submodule(parent), name, LoraLinear.adopt(base, path, batch))
+        layer: nn.Module
+        if isinstance(base, nn.Linear):
+            layer = LoraLinear.adopt(base, path, batch)
+        else:
+            layer = LoraConv1D.adopt(base, path, batch)
+        setattr(network.get_submodule(parent), name, layer)
     return batch
-
-
-def _linear_at(network: nn.Module, path: str) -> nn.Linear:
-    base = network.get_submodule(path)
-    if not isinstance(base, nn.Linear):
-        raise TypeError(f"{path} is {type(base).__name__}, not a linear layer")
-    return base

@@ -12,6 +12,8 @@ PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
+ADAPTER_MISMATCH = "adapter_mismatch"
+"""Code of `Failed` for an adapter that does not fit the worker's base model."""
 RejectionCode = Literal["overloaded", "refused", "draining"]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchLayout, StepBatch, build_batch
@@ -13,8 +14,8 @@ from loraplex.engine.lora_linear import adopt_linears
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.sampler import sample
-from loraplex.kernels.attention import KvCache, allocate_kv_cache, paged_attention
-from loraplex.kernels.attention_plan import AttentionMetadata, KvLayout, Window
+from loraplex.kernels.attention import KvCache, Scoring, allocate_kv_cache, paged_attention
+from loraplex.kernels.attention_plan import AttentionMetadata, KvLayout
 
 _NOT_FINITE = "the model computed numbers that are not finite"
 
@@ -32,11 +33,8 @@ class _PagedStep:
     caches: Sequence[KvCache]
     metadata: AttentionMetadata
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: Window
-    ) -> Tensor:
-        cache = self.caches[layer]
-        return paged_attention(q, k, v, cache, self.metadata, scaling=scaling, window=window)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+        return paged_attention(q, k, v, self.caches[layer], self.metadata, scoring)
 
 
 class ModelRunner:
@@ -44,7 +42,7 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
         self._model = model
-        self._lora = adopt_linears(model.network, sorted(model.linear_paths), model.head_path)
+        self._lora = adopt_linears(model.network, model.shapes.linears, model.head_path)
         kv_layout = KvLayout(num_blocks, block_size)
         self._layout = BatchLayout(
             kv=kv_layout,
@@ -62,6 +60,11 @@ class ModelRunner:
             )
             for layer in model.layers
         ]
+
+    @property
+    def shapes(self) -> BaseShapes:
+        """What an adapter can be attached to."""
+        return self._model.shapes
 
     def locate(self, weights: AdapterWeights) -> AdapterWeights:
         """Prepare weights that have just been loaded for GPU kernels; CPUs need nothing."""

@@ -73,7 +73,7 @@ def measure_steps(
 
 def _random_adapters(model: LoadedModel, count: int) -> dict[AdapterKey, AdapterWeights]:
     generator = torch.Generator().manual_seed(0)
-    paths = sorted(model.linear_paths - {model.head_path})
+    paths = sorted(model.shapes.linears.keys() - {model.head_path})
     adapters = {}
     for index, rank in zip(range(count), itertools.cycle(RANKS), strict=False):
         pairs = {path: _random_pair(model, path, rank, generator) for path in paths}
@@ -83,7 +83,7 @@ def _random_adapters(model: LoadedModel, count: int) -> dict[AdapterKey, Adapter
 
 
 def _random_pair(model: LoadedModel, path: str, rank: int, generator: torch.Generator) -> LoraPair:
-    out_features, in_features = model.network.get_parameter(f"{path}.weight").shape
+    out_features, in_features = model.shapes.linears[path]
     a = torch.randn(rank, in_features, generator=generator) * 0.01
     b = torch.randn(out_features, rank, generator=generator) * 0.01
     return LoraPair(a.to(model.device, model.dtype), b.to(model.device, model.dtype), scale=1.0)

@@ -224,6 +224,7 @@ RULES: Mapping[type[Exception], Rule] = {
     engine.EngineOverloaded: Rule(503, _OUTAGE, "server_is_overloaded"),
     engine.EngineUnavailable: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     engine.RequestFailed: Rule(500, _SERVER),
+    engine.AdapterUnfit: Rule(409, "conflict_error", "adapter_mismatch", headers=(_NO_RETRY,)),
 }
 """An error is told by the rule of the nearest of its classes."""
 

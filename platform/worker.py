@@ -1,7 +1,6 @@
 """Composition root of the worker process: model, engine, stream."""
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -19,7 +18,6 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from loraplex.adapters import weights
-from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights
@@ -30,16 +28,18 @@ from loraplex.engine.config import ModelConfig, SchedulerConfig
 from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.frames import Address, Security
+from loraplex.engine.gguf_model import convert_gguf
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
-from loraplex.engine.model import LoadedModel, convert_gguf, export_tokenizer, load_model
+from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
 from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stream import StreamServer
 from loraplex.engine.text import TextStream
 from loraplex.engine.transfers import Transfers
+from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
 from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
 from loraplex.platform.stream import stream_address
@@ -95,7 +95,7 @@ def model_config(settings: Settings) -> ModelConfig:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype: str = settings.dtype
     if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
+        dtype = "float32" if device == "cpu" else "auto"
     path, name = Path(settings.model), settings.model.rstrip("/").rpartition("/")[2]
     if settings.model == DEMO_MODEL:
         path, name = demo_model_dir(settings.data_dir), DEMO_MODEL_NAME
@@ -109,8 +109,8 @@ def _load(settings: Settings) -> LoadedModel:
     config = model_config(settings)
     _log.info("loading %s as %s on %s", config.name, config.dtype, config.device)
     model = load_model(config)
-    record = {"name": config.name, "path": str(model.path.resolve())}
-    settings.base_record_path.write_text(json.dumps(record))
+    record = BaseRecord(config.name, model.path.resolve(), _shapes(model))
+    write_record(settings.base_record_path, record)
     return model
 
 
@@ -159,11 +159,14 @@ def _compose(
 
     def load(digest: str) -> AdapterWeights:
         return runner.locate(
-            weights.load(store, digest, dtype=model.dtype, device=model.config.device)
+            weights.load(store, digest, model.shapes, dtype=model.dtype, device=model.config.device)
         )
 
     transfers = Transfers(load, mailbox.wake)
-    num_bytes = partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
+    # What a digest names never changes, so its header is read once.
+    num_bytes = lru_cache(maxsize=None)(
+        partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
+    )
     engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, time.monotonic)
     info = ModelInfo(
         name=model.config.name,
@@ -174,7 +177,7 @@ def _compose(
         special_tokens=special_tokens,
         dtype=model.config.dtype,
         device=model.config.device,
-        shapes=_shapes(model.path),
+        shapes=_shapes(model),
     )
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
     server = StreamServer(mailbox, welcome, security, metrics.render)
@@ -187,8 +190,8 @@ def _compose(
     return Worker(EngineLoop(engine, mailbox, publish), server, transfers)
 
 
-def _shapes(model_dir: Path) -> LinearShapes:
-    base = BaseShapes.read(model_dir)
+def _shapes(model: LoadedModel) -> LinearShapes:
+    base = model.shapes
     return LinearShapes(
         linears=dict(base.linears),
         embeddings=tuple(sorted(base.embeddings)),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tests.engine.architectures import ARCHITECTURES
 from tests.tiny_models import llama_config, qwen3_config, save_model
 from transformers import AutoModelForCausalLM
 
@@ -71,3 +72,16 @@ def test_an_incomplete_or_corrupt_folder_is_named(tmp_path, broken):
         (tmp_path / broken).write_bytes(b"{broken")
     with pytest.raises(BaseUnreadable, match=str(tmp_path)):
         BaseShapes.read(tmp_path)
+
+
+def test_weights_that_may_lie_either_way_are_not_guessed(tmp_path):
+    folder = save_model(tmp_path / "model", ARCHITECTURES["GPT-2"].config)
+    with pytest.raises(BaseUnreadable, match=r"gpt2 model do not tell.*serve it once"):
+        BaseShapes.read(folder)
+
+
+def test_experts_in_the_files_are_no_linear_layers(tmp_path):
+    folder = save_model(tmp_path / "model", ARCHITECTURES["Mixtral"].config)
+    linears = BaseShapes.read(folder).linears
+    assert "model.layers.0.self_attn.q_proj" in linears
+    assert not [path for path in linears if "expert" in path]

@@ -106,7 +106,8 @@ def test_chunked_prompts_beside_decodes_equal_each_sequence_alone(
 def test_each_adapter_of_a_mixed_batch_equals_peft_alone(
     model_folder: Path, adapter_folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    loaded = load_adapters(model_folder, adapter_folders, AdapterStore(tmp_path))
+    runner = make_runner(model_folder, 4)
+    loaded = load_adapters(runner.shapes, adapter_folders, AdapterStore(tmp_path))
     alone, requests = {}, []
     for name, folder in {**adapter_folders, BASE: None}.items():
         model = tiny_models.load_reference(model_folder, folder)
@@ -116,7 +117,7 @@ def test_each_adapter_of_a_mixed_batch_equals_peft_alone(
             alone[request_id] = alone_with_margin(model, length)
             requests.append(Request(request_id, alone[request_id].prompt, adapter))
     generate(
-        make_runner(model_folder, 4),
+        runner,
         requests,
         NUM_TOKENS,
         chunk_size=6,
@@ -145,7 +146,8 @@ def test_to_overlook_a_field_of_an_adapter_shows_in_the_output(
 ) -> None:
     name, changes = OVERLOOKED[field]
     folders = {name: adapter_folders[name]}
-    ((key, right),) = load_adapters(model_folder, folders, AdapterStore(tmp_path)).items()
+    runner = make_runner(model_folder, 4)
+    ((key, right),) = load_adapters(runner.shapes, folders, AdapterStore(tmp_path)).items()
     config, _ = read_config(adapter_folders[name])
     seen = replace(config, **changes)
     scale_of = scales(seen, ranks(seen, right.pairs))
@@ -153,7 +155,7 @@ def test_to_overlook_a_field_of_an_adapter_shows_in_the_output(
     alone = alone_with_margin(tiny_models.load_reference(model_folder, folders[name]), 9)
     request = Request("a", alone.prompt, key)
     generate(
-        make_runner(model_folder, 4),
+        runner,
         [request],
         NUM_TOKENS,
         chunk_size=6,

@@ -91,7 +91,7 @@ def test_without_adapters_a_step_is_bitwise_that_of_the_plain_layers(
     batch = runner.build(plan_of([chunk("base", 0)]), {})
     logits = runner.logits(batch)
     plain = load_model(ModelConfig(folder, "plain", "cpu", "float32"))
-    for path in model.linear_paths:
+    for path in model.shapes.linears:
         parent, _, name = path.rpartition(".")
         layer = plain.network.get_submodule(path)
         setattr(model.network.get_submodule(parent), name, layer)

@@ -47,6 +47,7 @@ class BatchLayout:
 
     kv: KvLayout
     windows: frozenset[Window]
+    vocab_size: int
     dtype: torch.dtype
     device: torch.device
 
@@ -84,7 +85,9 @@ def build_batch(
         body=_lora_rows(chunks, lengths, adapters),
         head=_lora_rows([chunk for _, chunk in sampling], [1] * len(sampling), adapters),
         request_ids=tuple(chunk.request_id for _, chunk in sampling),
-        sampling=sampling_rows([c.sample for c in chunks if c.sample], layout.device),
+        sampling=sampling_rows(
+            [c.sample for c in chunks if c.sample], layout.vocab_size, layout.device
+        ),
     )
 
 

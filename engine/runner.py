@@ -49,6 +49,7 @@ class ModelRunner:
         self._layout = BatchLayout(
             kv=kv_layout,
             windows=frozenset(layer.window for layer in model.layers),
+            vocab_size=model.vocab_size,
             dtype=model.dtype,
             device=model.device,
         )

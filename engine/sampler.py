@@ -1,8 +1,9 @@
 """Draws the next token of each row. A row's token depends on its logits and spec alone.
 
-All rows are drawn together where their logits are. Arithmetic is in float64: what the batch around
-a row or the kind of device can change there is some 1e-16 of a probability, so a seed gives the
-same tokens alone and in any batch. Greedy rows without other options cost one maximum.
+Rows are drawn together where their logits are; on a CPU as many at a time as its cache holds.
+Probabilities are float64: what the batch around a row or the kind of device can change there is
+some 1e-16 of them, so a seed gives the same tokens alone and in any batch. Greedy rows without
+other options cost one maximum.
 
 Logits are processed in this order, as in vLLM's sampler
 (https://docs.vllm.ai/en/latest/design/logits_processors.html) and transformers' `generate`:
@@ -29,14 +30,11 @@ import torch
 from torch import Tensor
 
 from loraplex.engine.plan import Logprobs
-from loraplex.engine.sampling_rows import (
-    MAX_TOP_LOGPROBS,
-    Counted,
-    Drawn,
-    Filtered,
-    Marked,
-    SamplingRows,
-)
+from loraplex.engine.sampling_rows import Drawn, Edits, Filters, Group, SamplingRows
+
+MAX_TOP_LOGPROBS = 20
+"""What OpenAI's clients may ask for. All rows are searched for this many, so that ties between
+equals are decided alike whatever the others of the batch ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,104 +49,113 @@ class SampledRows:
 
 def sample(logits: Tensor, options: SamplingRows) -> SampledRows:
     """Draw one token per row of `logits` [rows, vocab], float32. −∞ forbids a token."""
-    maxima, drawn = logits.max(dim=-1)  # NaN wins over every number
-    is_finite = torch.isfinite(maxima)
-    if options.rows is not None:
-        scores = logits[options.rows].double()
-        _edit(scores, options)
-        maxima, chosen = scores.max(dim=-1)
-        is_finite[options.rows] &= torch.isfinite(maxima)
-        if options.drawn is not None:
-            chosen[options.drawn.rows] = _draw(scores, options.drawn)
-        drawn[options.rows] = chosen
-    token_ids = [
-        token_id if finite else None
-        for token_id, finite in zip(drawn.tolist(), is_finite.tolist(), strict=True)
+    maxima, token_ids = logits.max(dim=-1)  # NaN wins over every number
+    for group in options.groups:
+        maxima[group.rows], token_ids[group.rows] = _sample_group(logits, maxima, group)
+    drawn = [
+        token_id if is_finite else None
+        for token_id, is_finite in zip(
+            token_ids.tolist(), torch.isfinite(maxima).tolist(), strict=True
+        )
     ]
-    return SampledRows(token_ids, _logprobs(logits, drawn, options))
+    return SampledRows(drawn, _logprobs(logits, token_ids, options))
 
 
-def _edit(scores: Tensor, options: SamplingRows) -> None:
-    """Apply steps 1 to 4 in place."""
-    if options.forbidden is not None:
-        scores[options.forbidden.rows, options.forbidden.ids] = -torch.inf
-    if options.bias is not None:
-        scores[options.bias.rows, options.bias.ids] += options.bias.values
-    if options.repeated is not None:
-        _penalise_repetition(scores, options.repeated)
-    if options.counted is not None:
-        _penalise_counts(scores, options.counted)
+def _sample_group(logits: Tensor, maxima: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """The largest logit after step 4, not finite if it was not before, and a token: both [g]."""
+    scores, largest = logits[group.rows], maxima[group.rows]
+    token_ids = group.rows  # of the right shape; without edits all are drawn
+    if group.edits is not None:
+        _edit(scores, group.edits)
+        after, token_ids = scores.max(dim=-1)
+        largest = torch.where(torch.isfinite(largest), after, largest)
+    for drawn in group.drawn:
+        if len(drawn.rows) == len(group.rows):
+            return largest, _draw(scores, largest.unsqueeze(1), drawn)
+        of_drawn = _draw(scores[drawn.rows], largest[drawn.rows].unsqueeze(1), drawn)
+        token_ids = token_ids.index_copy(0, drawn.rows, of_drawn)
+    return largest, token_ids
 
 
-def _penalise_repetition(scores: Tensor, repeated: Marked) -> None:
-    # A token that is marked twice is written twice, with the same value.
-    found, penalty = scores[repeated.rows, repeated.ids], repeated.values
-    scores[repeated.rows, repeated.ids] = torch.where(found < 0, found * penalty, found / penalty)
+def _edit(scores: Tensor, edits: Edits) -> None:
+    """Steps 1 to 4, in place."""
+    if (forbidden := edits.forbidden) is not None:
+        scores[forbidden.rows, forbidden.ids] = forbidden.values
+    if (bias := edits.bias) is not None:
+        scores[bias.rows, bias.ids] += bias.values
+    if (repeated := edits.repeated) is not None:
+        # A token that is marked twice is written twice, with the same value.
+        found, penalty = scores[repeated.rows, repeated.ids], repeated.values
+        changed = torch.where(found < 0, found * penalty, found / penalty)
+        scores[repeated.rows, repeated.ids] = changed
+    if (counted := edits.counted) is not None:
+        scores[counted.rows, counted.ids] -= counted.values
 
 
-def _penalise_counts(scores: Tensor, counted: Counted) -> None:
-    counts = scores.new_zeros(len(counted.rows), scores.shape[1])
-    outputs = counted.outputs
-    counts.index_put_((outputs.rows, outputs.ids), outputs.values, accumulate=True)
-    lost = counted.frequency * counts + counted.presence * (counts > 0)
-    scores[counted.rows] -= lost
+def _draw(scores: Tensor, largest: Tensor, drawn: Drawn) -> Tensor:
+    """Steps 5 to 8 and a token by chance for each row of `scores` [d, vocab]: [d] int64."""
+    if drawn.filters is None:
+        weights = _weights(scores, largest, drawn.temperature)
+        return _invert(weights.cumsum_(dim=-1), drawn.uniform)
+    ids, cumulative = _candidates(scores, largest, drawn, drawn.filters)
+    return ids.gather(1, _invert(cumulative, drawn.uniform).unsqueeze(1)).squeeze(1)
 
 
-def _draw(scores: Tensor, drawn: Drawn) -> Tensor:
-    """Steps 5 to 8, then a token by chance for each drawn row: [d] int64."""
-    left = scores[drawn.rows]
-    if drawn.top_k is not None:
-        _keep_top_k(left, drawn.top_k, drawn.max_top_k)
-    # The largest weight of a row is 1, so that nothing overflows.
-    weights = ((left - left.max(dim=-1, keepdim=True).values) / drawn.temperature).exp_()
-    if drawn.top_p is not None:
-        _keep_top_p(weights, drawn.top_p)
-    if drawn.min_p is not None:
-        rows = weights[drawn.min_p.rows]
-        weights[drawn.min_p.rows] = rows.masked_fill_(rows < drawn.min_p.values, 0)
-    return _invert(weights, drawn.uniform)
+def _weights(scores: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
+    """Probabilities up to a factor of each row, in float64: the largest is 1, none overflows."""
+    return (scores.double() - largest).div_(temperature).exp_()
 
 
-def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Places at which the cumulative distributions reach the uniform numbers."""
+def _candidates(
+    scores: Tensor, largest: Tensor, drawn: Drawn, filters: Filters
+) -> tuple[Tensor, Tensor]:
+    """What the filters leave of each row, most likely first: ids and running sums of weights, both
+    [d, m]. Beyond what is left the sums stay."""
+    vocab_size = scores.shape[1]
+    whole = None
+    if filters.max_top_k is not None:
+        num_candidates = min(filters.max_top_k, vocab_size)
+    else:
+        weights = _weights(scores, largest, drawn.temperature)
+        whole = weights.sum(dim=-1, keepdim=True)
+        # Weights below this hold less than 1 - p together, so the nucleus does without them, and
+        # few are left to sort. Half of it, against rounding.
+        floor = (0.5 * (1 - filters.top_p) * whole / vocab_size).maximum(filters.min_p)
+        num_candidates = max(1, int((weights >= floor).sum(dim=-1).max()))
+    ids = _most_likely(scores, num_candidates)
+    weights = _weights(scores.gather(1, ids), largest, drawn.temperature)
+    places = torch.arange(num_candidates, device=scores.device)
+    weights.masked_fill_(places >= filters.top_k, 0)
     cumulative = weights.cumsum(dim=-1)
+    if whole is None:
+        whole = cumulative[:, -1:]
+    in_nucleus = cumulative - weights < filters.top_p * whole
+    kept = in_nucleus & (weights >= filters.min_p) | (places == 0)
+    return ids, weights.masked_fill_(~kept, 0).cumsum(dim=-1)
+
+
+def _most_likely(scores: Tensor, count: int) -> Tensor:
+    """Ids of each row's `count` largest, in order, the lowest id first among equals: [d, count].
+
+    A score's bits, of a negative one all but the sign turned round, order as integers as the scores
+    do; below them the id makes every key another.
+    """
+    vocab_size = scores.shape[1]
+    bits = (scores + 0.0).view(torch.int32)  # −0 is 0
+    ordered = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits).long()
+    ordered = ordered.bitwise_left_shift_(32)
+    ordered += torch.arange(vocab_size - 1, -1, -1, device=scores.device)
+    keys = ordered.topk(count, dim=-1).values
+    return (vocab_size - 1) - (keys & 0xFFFFFFFF)
+
+
+def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """Places at which running sums [d, m] reach their share `uniform` [d, 1] of the whole: [d]."""
     whole = cumulative[:, -1:].contiguous()
     # The first sum beyond; should the product be rounded up to the whole, the last that grew.
     beyond = torch.searchsorted(cumulative, uniform * whole, right=True)
-    last = torch.searchsorted(cumulative, whole)
-    places = torch.minimum(beyond, last).squeeze(1)
-    return places.clamp_(max=weights.shape[1] - 1)  # rows of NaN, which are dropped later
-
-
-def _keep_top_k(scores: Tensor, top_k: Filtered, max_top_k: int) -> None:
-    """Set all but each row's k largest to −∞."""
-    found = scores[top_k.rows]
-    k = top_k.values.clamp(max=found.shape[1])
-    largest = found.topk(min(max_top_k, found.shape[1]), dim=-1).values
-    keep = _largest(found, largest.gather(1, k - 1), k)
-    scores[top_k.rows] = found.masked_fill_(~keep, -torch.inf)
-
-
-def _keep_top_p(weights: Tensor, top_p: Filtered) -> None:
-    """Set all but the fewest weights that hold each row's share to 0."""
-    found, share = weights[top_p.rows], top_p.values
-    whole = found.sum(dim=-1, keepdim=True)
-    # Weights below this hold less than 1 - p together, so the nucleus does without them, and few
-    # are left to sort. Half of it, against rounding.
-    floor = 0.5 * (1 - share) * whole / found.shape[1]
-    num_sorted = max(1, int((found >= floor).sum(dim=-1).max()))
-    descending = found.topk(num_sorted, dim=-1).values
-    before = (descending.cumsum(dim=-1) < share * whole).sum(dim=-1, keepdim=True)
-    last = before.clamp_(max=num_sorted - 1)
-    keep = _largest(found, descending.gather(1, last), last + 1)
-    weights[top_p.rows] = found.masked_fill_(~keep, 0)
-
-
-def _largest(values: Tensor, smallest: Tensor, count: Tensor) -> Tensor:
-    """Mask of each row's `count` largest, of which one is `smallest`; among equals the first."""
-    above, equal = values > smallest, values == smallest
-    room = count - above.sum(dim=-1, keepdim=True)
-    return above | (equal & (equal.cumsum(dim=-1) <= room))
+    places = torch.minimum(beyond, torch.searchsorted(cumulative, whole)).squeeze(1)
+    return places.clamp_(max=cumulative.shape[1] - 1)  # of NaN, which is dropped later
 
 
 def _logprobs(logits: Tensor, drawn: Tensor, options: SamplingRows) -> dict[int, Logprobs]:

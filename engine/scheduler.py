@@ -122,10 +122,11 @@ class Scheduler:
         sampling = submit.sampling
         eos = frozenset() if sampling.ignore_eos else self._eos_token_ids
         submission = Submission(submit, now, adapter_bytes, eos | {*sampling.stop_token_ids})
+        submission.open = [
+            Request(submission, choice, self._new_text(sampling)) for choice in range(sampling.n)
+        ]
         self._submissions[submit.request_id] = submission
-        for choice in range(sampling.n):
-            request = Request(submission, choice, self._new_text(sampling))
-            submission.open.append(request)
+        for request in submission.open:
             self._requests[request.key] = request
             self._waiting.add(request)
         self._num_waiting_tokens += num_tokens

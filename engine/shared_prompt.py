@@ -25,8 +25,8 @@ def share(request: Request, blocks: list[int], pool: BlockPool) -> None:
     assert other is not None
     pool.share(request.block_table, blocks)
     request.num_shared_tokens = len(blocks) * pool.block_size
-    request.awaits = other.awaits or other
-    release_awaiting(request.awaits)
+    request.awaits = other
+    release_awaiting(other)
 
 
 def release_awaiting(request: Request) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.lora_linear import AdapterRows, LoraRows
-from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
+from loraplex.engine.plan import Chunk, StepPlan
+from loraplex.engine.sampling_rows import SamplingRows, sampling_rows
 from loraplex.kernels.attention_plan import (
     AttentionMetadata,
     KvLayout,
@@ -36,8 +37,8 @@ class StepBatch:
     """Adapters of the sampled rows alone."""
     request_ids: tuple[str, ...]
     """Of the sampled rows."""
-    specs: tuple[SampleSpec, ...]
-    """Of the sampled rows."""
+    sampling: SamplingRows
+    """How the sampled rows are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class BatchLayout:
 
     kv: KvLayout
     windows: frozenset[Window]
+    vocab_size: int
     dtype: torch.dtype
     device: torch.device
 
@@ -83,7 +85,9 @@ def build_batch(
         body=_lora_rows(chunks, lengths, adapters),
         head=_lora_rows([chunk for _, chunk in sampling], [1] * len(sampling), adapters),
         request_ids=tuple(chunk.request_id for _, chunk in sampling),
-        specs=tuple(chunk.sample for chunk in chunks if chunk.sample),
+        sampling=sampling_rows(
+            [c.sample for c in chunks if c.sample], layout.vocab_size, layout.device
+        ),
     )
 
 

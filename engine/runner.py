@@ -47,6 +47,7 @@ class ModelRunner:
         self._layout = BatchLayout(
             kv=kv_layout,
             windows=frozenset(layer.window for layer in model.layers),
+            vocab_size=model.vocab_size,
             dtype=model.dtype,
             device=model.device,
         )
@@ -78,7 +79,7 @@ class ModelRunner:
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute the batch and draw a token for each chunk that samples."""
-        sampled = sample(self.logits(batch), batch.specs)
+        sampled = sample(self.logits(batch), batch.sampling)
         tokens: dict[str, int] = {}
         failures: dict[str, str] = {}
         for request_id, token_id in zip(batch.request_ids, sampled.token_ids, strict=True):
@@ -86,7 +87,8 @@ class ModelRunner:
                 failures[request_id] = _NOT_FINITE
             else:
                 tokens[request_id] = token_id
-        return StepOutput(tokens, failures)
+        logprobs = {batch.request_ids[row]: found for row, found in sampled.logprobs.items()}
+        return StepOutput(tokens, failures, logprobs)
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:

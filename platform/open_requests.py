@@ -110,7 +110,7 @@ class OpenRequests:
             request_id=submit.request_id,
             tenant_id=request.principal.tenant_id,
             limits=request.principal.limits,
-            tokens=len(submit.prompt) + submit.sampling.max_tokens,
+            tokens=len(submit.prompt) + submit.sampling.n * submit.sampling.max_tokens,
         )
         # In a task of its own, so that a cancelled caller cannot leave a hold that nobody knows.
         request.holding = asyncio.create_task(self._quotas.reserve(asked))

@@ -92,6 +92,11 @@ class Settings(BaseSettings):
     default_max_tokens: int = Field(
         1024, ge=1, description="Output cap of a request that names none; never above the context."
     )
+    max_choices: int = Field(
+        16,
+        ge=1,
+        description="Choices (`n`) that one request may ask for; more are refused with 400.",
+    )
     max_body_bytes: int = Field(
         4 * 1024 * 1024, ge=1024, description="Largest request body; more is refused with 413."
     )
@@ -109,7 +114,8 @@ class Settings(BaseSettings):
     stream_buffer_events: int = Field(
         1024,
         ge=1,
-        description="Events that may wait for one slow client; then its request is aborted.",
+        description="Events that may wait for one slow client, for each choice; then its request "
+        "is aborted.",
     )
     keepalive_s: float = Field(
         15.0, gt=0, description="Pause after which a waiting stream gets a comment line."

@@ -37,8 +37,9 @@ from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, 
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stream import StreamServer
-from loraplex.engine.text import TextStream
+from loraplex.engine.transcript import Transcript
 from loraplex.engine.transfers import Transfers
+from loraplex.engine.vocabulary import Vocabulary
 from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
 from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
@@ -216,8 +217,10 @@ def _scheduler(
         max_waiting_tokens=settings.max_waiting_tokens,
         max_model_len=sizes.max_model_len,
     )
-    new_text = partial(TextStream, tokenizer)
-    return Scheduler(config, residency, FirstComeFirstServed(), new_text, model.eos_token_ids)
+    new_text = partial(Transcript, tokenizer, Vocabulary(tokenizer))
+    # A configuration may name ends that the model has no logits for.
+    eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
+    return Scheduler(config, residency, FirstComeFirstServed(), new_text, eos)
 
 
 def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:

@@ -103,7 +103,7 @@ EXPERTS = [
 
 
 @pytest.mark.parametrize("name", ["Qwen3-MoE", "Mixtral"], indirect=True)
-@pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
 @pytest.mark.parametrize("config", EXPERTS, ids=["experts", "all linear", "router"])
 def test_adapters_on_experts_and_routers_are_refused(
     folder: Path, tmp_path: Path, config: dict[str, object]

@@ -363,10 +363,10 @@ async def test_a_request_that_cannot_be_taken_fails_alone_and_those_behind_it_ru
     assert len(token_ids) == 4
 
 
-def forbid_empty_stops(stop: tuple[str, ...]) -> build.PlainText:
-    if "" in stop:
+def forbid_empty_stops(sampling: Sampling) -> build.PlainText:
+    if "" in sampling.stop:
         raise ValueError("a stop string is empty")
-    return build.PlainText(stop)
+    return build.PlainText(sampling)
 
 
 async def test_a_client_survives_a_connection_that_ends_with_any_error_of_the_network(

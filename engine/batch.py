@@ -19,6 +19,7 @@ from loraplex.kernels.attention_plan import (
     Window,
     plan_attention,
 )
+from loraplex.kernels.lora_cpu import CpuLora
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class BatchLayout:
     vocab_size: int
     dtype: torch.dtype
     device: torch.device
+    cpu_lora: CpuLora | None = None
+    """The compiled kernel of adapters, on CPUs that have one."""
 
 
 def build_batch(
@@ -82,8 +85,10 @@ def build_batch(
         attention=plan_attention(
             spans, layout.kv, layout.windows, dtype=layout.dtype, device=layout.device
         ),
-        body=_lora_rows(chunks, lengths, adapters),
-        head=_lora_rows([chunk for _, chunk in sampling], [1] * len(sampling), adapters),
+        body=_lora_rows(chunks, lengths, adapters, layout.cpu_lora),
+        head=_lora_rows(
+            [chunk for _, chunk in sampling], [1] * len(sampling), adapters, layout.cpu_lora
+        ),
         request_ids=tuple(chunk.request_id for _, chunk in sampling),
         sampling=sampling_rows(
             [c.sample for c in chunks if c.sample], layout.vocab_size, layout.device
@@ -92,7 +97,10 @@ def build_batch(
 
 
 def _lora_rows(
-    chunks: Sequence[Chunk], lengths: Sequence[int], adapters: Mapping[AdapterKey, AdapterWeights]
+    chunks: Sequence[Chunk],
+    lengths: Sequence[int],
+    adapters: Mapping[AdapterKey, AdapterWeights],
+    cpu_lora: CpuLora | None,
 ) -> LoraRows:
     """Join neighbouring chunks of one adapter, so that its weights are read once."""
     ranges: list[AdapterRows] = []
@@ -106,4 +114,4 @@ def _lora_rows(
             else:
                 ranges.append(AdapterRows(row, end, weights))
         row = end
-    return LoraRows.of(row, ranges)
+    return LoraRows.of(row, ranges, cpu_lora)

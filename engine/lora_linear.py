@@ -9,14 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from loraplex.adapters.weights import AdapterWeights
-from loraplex.kernels.lora import LoraSegment, add_lora
-from loraplex.kernels.segments import (
-    ModuleSegments,
-    StepSegments,
-    TableRows,
-    lora_table,
-    step_segments,
-)
+from loraplex.kernels.linear_cpu import PackedWeight, pack_weight
+from loraplex.kernels.lora import LoraSegment, Segments, add_lora
+from loraplex.kernels.lora_cpu import CpuLora, CpuSegments, transposed_in_memory
+from loraplex.kernels.segments import StepSegments, TableRows, lora_table, step_segments
 
 
 class AdapterRows(NamedTuple):
@@ -34,21 +30,28 @@ class LoraRows:
     num_rows: int
     adapters: tuple[AdapterRows, ...]
     """In order of rows, not overlapping; rows of the base model are in none."""
-    located: StepSegments | None = None
-    """The same for GPU kernels, if all adapters have tables."""
+    located: StepSegments | CpuSegments | None = None
+    """The same for compiled kernels, if all adapters have tables."""
 
     @classmethod
-    def of(cls, num_rows: int, adapters: Sequence[AdapterRows]) -> Self:
-        """Locate the adapters' rows for GPU kernels too, where tables are at hand."""
+    def of(
+        cls, num_rows: int, adapters: Sequence[AdapterRows], cpu_lora: CpuLora | None = None
+    ) -> Self:
+        """Locate the adapters' rows for compiled kernels too, where tables are at hand.
+
+        ``cpu_lora`` is the kernel of a CPU, if there is one.
+        """
         rows = [
             TableRows(start, end, weights.table)
             for start, end, weights in adapters
             if weights.table is not None
         ]
-        complete = bool(rows) and len(rows) == len(adapters)
-        return cls(num_rows, tuple(adapters), step_segments(rows) if complete else None)
+        if not rows or len(rows) != len(adapters):
+            return cls(num_rows, tuple(adapters))
+        located = CpuSegments.of(rows, cpu_lora) if cpu_lora else step_segments(rows)
+        return cls(num_rows, tuple(adapters), located)
 
-    def segments(self, path: str, module: int) -> Sequence[LoraSegment] | ModuleSegments | None:
+    def segments(self, path: str, module: int) -> Segments | None:
         """What the module at ``path`` adds; none if no adapter of the step targets it."""
         if self.located is not None:
             return self.located.at(module)
@@ -68,24 +71,39 @@ class LoraBatch:
     The output head sees other rows than the body: only those whose logits are wanted.
     """
 
-    def __init__(self, head_path: str, shapes: Mapping[str, tuple[int, int]]) -> None:
-        """``shapes`` has (out, in) of each layer by path; its order numbers the layers."""
+    def __init__(
+        self,
+        head_path: str,
+        shapes: Mapping[str, tuple[int, int]],
+        cpu_lora: CpuLora | None = None,
+    ) -> None:
+        """``shapes`` has (out, in) of each layer by path; its order numbers the layers.
+        ``cpu_lora`` is the kernel of a CPU, if there is one."""
         self._head_path = head_path
         self._shapes = shapes
+        self._transposes_b = cpu_lora is not None
         self._modules = {path: module for module, path in enumerate(shapes)}
         self._body = self._head = _NO_ROWS
 
     def locate(
         self, weights: AdapterWeights, dtype: torch.dtype, device: torch.device
     ) -> AdapterWeights:
-        """Return the same weights with the table that GPU kernels read.
+        """Return the same weights with the table that compiled kernels read.
 
         Raises:
             ValueError: a weight has not the shape of its layer, or not this dtype or device.
         """
-        pairs = [weights.pairs.get(path) for path in self._shapes]
-        shapes = list(self._shapes.values())
-        return replace(weights, table=lora_table(pairs, shapes, dtype=dtype, device=device))
+        held = weights.pairs
+        if self._transposes_b:
+            held = {path: replace(p, b=transposed_in_memory(p.b)) for path, p in held.items()}
+        table = lora_table(
+            [held.get(path) for path in self._shapes],
+            list(self._shapes.values()),
+            dtype=dtype,
+            device=device,
+            b_is_transposed=self._transposes_b,
+        )
+        return replace(weights, pairs=held, table=table)
 
     @contextmanager
     def step(self, body: LoraRows, head: LoraRows) -> Iterator[None]:
@@ -116,19 +134,28 @@ class LoraLinear(nn.Linear):
 
     path: str
     batch: LoraBatch
+    packed: PackedWeight | None
+    """Takes the place of ``weight``, which is then without data."""
 
     @classmethod
     def adopt(cls, base: nn.Linear, path: str, batch: LoraBatch) -> Self:
         """Take over the parameters of ``base``, which lies at ``path`` of its model."""
         with torch.device("meta"):
             layer = cls(base.in_features, base.out_features, bias=base.bias is not None)
-        layer.weight, layer.bias = base.weight, base.bias
+        layer.packed = pack_weight(base.weight)
+        if layer.packed is None:
+            layer.weight = base.weight
+        layer.bias = base.bias
         layer.path, layer.batch = path, batch
         return layer
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Return ``input [..., in] @ weight.T + bias``, with each row's adapter added."""
-        output = nn.functional.linear(input, self.weight, self.bias)
+        if self.packed is None:
+            output = nn.functional.linear(input, self.weight, self.bias)
+        else:
+            rows = input.reshape(-1, input.shape[-1])
+            output = self.packed.apply(rows, self.bias).view(*input.shape[:-1], self.out_features)
         self.batch.add(self.path, output, input)
         return output
 
@@ -158,10 +185,13 @@ class LoraConv1D(nn.Module):
 
 
 def adopt_linears(
-    network: nn.Module, shapes: Mapping[str, tuple[int, int]], head_path: str
+    network: nn.Module,
+    shapes: Mapping[str, tuple[int, int]],
+    head_path: str,
+    cpu_lora: CpuLora | None = None,
 ) -> LoraBatch:
     """Replace the linear layers of ``shapes`` by such that add the adapters of the batch."""
-    batch = LoraBatch(head_path, shapes)
+    batch = LoraBatch(head_path, shapes, cpu_lora)
     for path in shapes:
         base = network.get_submodule(path)
         parent, _, name = path.rpartition(".")

@@ -16,6 +16,7 @@ from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.sampler import sample
 from loraplex.kernels.attention import KvCache, Scoring, allocate_kv_cache, paged_attention
 from loraplex.kernels.attention_plan import AttentionMetadata, KvLayout
+from loraplex.kernels.lora_cpu import CpuLora
 
 _NOT_FINITE = "the model computed numbers that are not finite"
 
@@ -40,14 +41,25 @@ class _PagedStep:
 class ModelRunner:
     """A base model with its pool of KV blocks; it takes over the model's linear layers."""
 
-    def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        cpu_lora: CpuLora | None = None,
+    ) -> None:
+        """``cpu_lora`` computes adapters where the model runs on a CPU, in a dtype that it knows;
+        without it torch does."""
+        if model.device.type != "cpu" or not (cpu_lora and cpu_lora.supports(model.dtype)):
+            cpu_lora = None
         self._model = model
-        self._lora = adopt_linears(model.network, model.shapes.linears, model.head_path)
+        self._lora = adopt_linears(model.network, model.shapes.linears, model.head_path, cpu_lora)
         kv_layout = KvLayout(num_blocks, block_size)
         self._layout = BatchLayout(
             kv=kv_layout,
             windows=frozenset(layer.window for layer in model.layers),
             vocab_size=model.vocab_size,
+            cpu_lora=cpu_lora,
             dtype=model.dtype,
             device=model.device,
         )
@@ -68,8 +80,8 @@ class ModelRunner:
         return self._model.shapes
 
     def locate(self, weights: AdapterWeights) -> AdapterWeights:
-        """Prepare weights that have just been loaded for GPU kernels; CPUs need nothing."""
-        if self._layout.device.type != "cuda":
+        """Prepare weights that have just been loaded for compiled kernels; torch needs nothing."""
+        if self._layout.device.type == "cpu" and self._layout.cpu_lora is None:
             return weights
         return self._lora.locate(weights, self._layout.dtype, self._layout.device)
 

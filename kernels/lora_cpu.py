@@ -100,14 +100,15 @@ class CpuLora:
 
         Args:
             y: ``[rows, out]``, contiguous, a dtype that is supported.
-            x: ``[rows, in]``, contiguous, the dtype of ``y``.
+            x: ``[rows, in]``, the dtype of ``y``.
             segments: of adapters on this CPU, whose tables have ``b`` transposed in memory; those
                 that are long are left out.
         """
         chunks = segments.step.chunks
-        rows, width = x.shape
         if not chunks.shape[0]:
             return
+        x = x.contiguous()
+        rows, width = x.shape
         self._reserve(rows * (width + int(segments.step.max_ranks[segments.module])))
         self._adds[y.dtype](
             y.data_ptr(),
@@ -124,6 +125,11 @@ class CpuLora:
     def _reserve(self, num_floats: int) -> None:
         if self._scratch.numel() < num_floats:
             self._scratch = torch.empty(num_floats)
+
+
+def transposed_in_memory(b: Tensor) -> Tensor:
+    """Return ``b [out, rank]`` with its bytes in the order of ``[rank, out]``."""
+    return b.T.contiguous().T
 
 
 def compile_lora(folder: Path) -> CpuLora | None:

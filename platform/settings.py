@@ -163,6 +163,11 @@ class Settings(BaseSettings):
         return self.data_dir / "adapters"
 
     @property
+    def kernels_dir(self) -> Path:
+        """Folder of what was compiled for this machine; it may be removed at any time."""
+        return self.data_dir / "kernels"
+
+    @property
     def base_record_path(self) -> Path:
         """File in which the worker says which base model it loaded last."""
         return self.data_dir / "base.json"

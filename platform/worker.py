@@ -40,6 +40,7 @@ from loraplex.engine.stream import StreamServer
 from loraplex.engine.transcript import Transcript
 from loraplex.engine.transfers import Transfers
 from loraplex.engine.vocabulary import Vocabulary
+from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
 from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
@@ -156,7 +157,8 @@ def _compose(
     scheduler = _scheduler(settings, model, sizes, residency, tokenizer_json)
     metrics = WorkerMetrics(CollectorRegistry(), scheduler, residency, sizes.num_blocks)
     store = AdapterStore(settings.adapters_dir)
-    runner = ModelRunner(model, sizes.num_blocks, settings.block_size)
+    cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
+    runner = ModelRunner(model, sizes.num_blocks, settings.block_size, cpu_lora)
 
     def load(digest: str) -> AdapterWeights:
         return runner.locate(

@@ -7,7 +7,7 @@ from loraplex.kernels.linear_cpu import pack_weight
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 7, 63, 64, 65, 133, 192])
+@pytest.mark.parametrize("rows", [0, 1, 2, 7, 63, 64, 65, 133, 192])
 @pytest.mark.parametrize("widths", [(1, 1), (37, 53), (576, 192)])
 def test_a_packed_layer_equals_torchs(rows: int, widths: tuple[int, int], has_bias: bool) -> None:
     torch.manual_seed(rows)

@@ -318,6 +318,15 @@ def test_a_row_of_which_everything_is_forbidden_fails_alone():
     assert sample(torch.tensor([[0.0, 1.0]] * 3), specs).token_ids == [1, None, None]
 
 
+def test_a_row_that_is_not_finite_fails_even_where_it_is_forbidden():
+    specs = [spec(1.0, forbidden_ids=(0,)), spec(0.0, forbidden_ids=(0,))]
+    assert sample(torch.tensor([[INF, 1.0]] * 2), specs).token_ids == [None, None]
+
+
+def test_zeros_of_both_signs_are_equals():
+    assert draw([-0.0, 0.0], top_k=1) == draw([0.0, -0.0], top_k=1) == 0
+
+
 def test_log_probabilities_are_the_models_own_whatever_is_drawn():
     logits = torch.tensor([[1.0, 3.0, 2.0, 3.0]] * 2)
     how = {"logit_bias": ((0, 50.0),), "top_k": 1, "num_top_logprobs": 3}

@@ -82,6 +82,8 @@ def test_a_prompt_of_many_steps_is_computed_by_one_choice_and_all_begin_with_its
 ):
     scheduler, runner = build.scheduler(), SimulatedRunner(16, 4)
     scheduler.add(submit("a", 38, n=3, max_tokens=1), now=0.0)
+    step(scheduler, runner)
+    assert scheduler.num_running == 1
     outputs, _ = run(scheduler, runner)
     assert outputs.keys() == {0, 1, 2}
     assert runner.num_computed == 38 + 2 * 2

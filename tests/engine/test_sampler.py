@@ -218,6 +218,17 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(specs, rng):
         assert str(together.logprobs.get(place)) == str(alone.logprobs.get(0))  # NaN is not NaN
 
 
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}])
+@pytest.mark.parametrize("wide", [{}, {"top_k": 40}, {"top_p": 0.99}, {"min_p": 0.5}])
+def test_a_row_is_filtered_by_its_own_options_beside_others(narrow, wide):
+    logits = torch.zeros(400, 50)
+    logits[:, 7] += 1e-3
+    specs = [spec(seed=row, **(wide if row % 2 else narrow)) for row in range(400)]
+    drawn = sample(logits, specs).token_ids
+    assert set(drawn[::2]) == {7}
+    assert len(set(drawn[1::2])) >= 40 - 2
+
+
 def test_the_logits_are_left_as_they_were():
     logits = torch.randn(3, 50)
     before = logits.clone()

@@ -112,10 +112,6 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    num_shared_tokens: int = 0
-    """Prompt tokens in blocks that it has in common with another choice."""
-    awaits: "Request | None" = None
-    """The choice that still computes those; nothing of this one can run before."""
     status: Status = Status.WAITING
 
     def __post_init__(self) -> None:

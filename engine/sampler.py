@@ -26,6 +26,7 @@ Log-probabilities are those of the model: before all of this.
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,8 +146,16 @@ def _most_likely(scores: Tensor, count: int) -> Tensor:
     ordered = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits).long()
     ordered = ordered.bitwise_left_shift_(32)
     ordered += torch.arange(vocab_size - 1, -1, -1, device=scores.device)
-    keys = ordered.topk(count, dim=-1).values
-    return (vocab_size - 1) - (keys & 0xFFFFFFFF)
+    return (vocab_size - 1) - (_largest(ordered, count) & 0xFFFFFFFF)
+
+
+def _largest(keys: Tensor, count: int) -> Tensor:
+    """Each row's `count` largest integers, in descending order: [d, count]."""
+    if keys.device.type != "cpu":
+        return keys.topk(count, dim=-1).values
+    # NumPy sorts integers with vector instructions, several times faster than torch's topk.
+    found = np.partition(keys.numpy(), -count, axis=1)[:, -count:]
+    return torch.from_numpy(np.sort(found, axis=1)[:, ::-1].copy())
 
 
 def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:

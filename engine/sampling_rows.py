@@ -21,7 +21,7 @@ MIN_TEMPERATURE = 1e-30
 _Marks: TypeAlias = tuple[tuple[int, ...], float | list[float]]
 """Token ids of one row, and one value for all or a value for each."""
 _NO_TOP_K = 1 << 40
-_CPU_GROUP_LOGITS = 1 << 16
+_CPU_GROUP_LOGITS = 1 << 18
 """Logits that a CPU works on at a time, so that they stay in its cache."""
 
 

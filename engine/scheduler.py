@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine import shared_prompt
 from loraplex.engine.admission import AdmissionPolicy
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
@@ -15,7 +14,7 @@ from loraplex.engine.plan import Chunk, Logprobs, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible
 from loraplex.engine.request import Piece, Request, Status, Submission, Text, choice_key
-from loraplex.engine.shared_prompt import release_awaiting, share, shareable_blocks
+from loraplex.engine.shared_prompt import shareable_blocks
 
 
 @dataclass(slots=True)
@@ -27,6 +26,11 @@ class _Draft:
     loads: list[AdapterKey] = field(default_factory=list)
     evictions: list[AdapterKey] = field(default_factory=list)
     num_preempted: int = 0
+    ends: dict[str, int] = field(default_factory=dict)
+
+    def computed(self, request: Request) -> int:
+        """Tokens of a running choice that are in the KV cache after this step."""
+        return self.ends.get(request.key, request.num_computed_tokens)
 
     def add(self, request: Request) -> None:
         """Give the request as much of the step as it can use."""
@@ -43,6 +47,7 @@ class _Draft:
                 sample=request.sample_spec() if completes else None,
             )
         )
+        self.ends[request.key] = start + num_tokens
         self.budget -= num_tokens
 
 
@@ -176,7 +181,6 @@ class Scheduler:
             if request is None:
                 continue  # another choice of the same request failed
             request.num_computed_tokens += len(chunk.token_ids)
-            release_awaiting(request)
             if request.key in output.failures:
                 message = output.failures[request.key]
                 self._fail(request.submission, "not_finite", message)
@@ -199,7 +203,6 @@ class Scheduler:
         assert self._num_waiting_tokens == sum(r.num_queued_tokens for r in waiting)
         in_submissions = [r for s in self._submissions.values() for r in s.open]
         assert {r.key for r in in_submissions} == self._requests.keys()
-        shared_prompt.check(self._running)
         if not self._requests:
             assert self._residency.num_leases == 0, "a lease outlived its request"
 
@@ -228,12 +231,16 @@ class Scheduler:
 
     def _plan_prefills(self, draft: _Draft) -> None:
         for request in self._running:
-            if request.num_tokens_to_compute > 1 and not request.awaits and draft.budget > 0:
+            if request.num_tokens_to_compute > 1 and draft.budget > 0:
                 draft.add(request)
 
     def _admit(self, draft: _Draft, now: float) -> None:
         for request in self._waiting.candidates(now):
-            if draft.budget == 0 or len(self._running) >= self._config.max_running:
+            # A choice that shares blocks takes hold of them now, before they are gone, and computes
+            # what is left when there is room.
+            shared = shareable_blocks(request, self._pool.block_size, draft.computed)
+            is_full = len(self._running) >= self._config.max_running
+            if is_full or (draft.budget == 0 and not shared):
                 break
             state = self._adapter_state(request)
             if state is State.LOADING:
@@ -243,11 +250,10 @@ class Scheduler:
                     break  # those behind it must not keep the memory busy for ever
                 self._start_load(request, draft)
                 continue
-            shared = shareable_blocks(request, self._pool.block_size)
             if self._pool.missing(shared, request.num_tokens) > self._pool.num_free:
                 break
             self._start(request, shared, now)
-            if request.awaits is None:
+            if draft.budget > 0:
                 draft.add(request)
 
     def _adapter_state(self, request: Request) -> State:
@@ -264,7 +270,8 @@ class Scheduler:
         self._num_waiting_tokens -= request.num_queued_tokens
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
-        share(request, shared, self._pool)
+        self._pool.share(request.block_table, shared)
+        request.num_computed_tokens = len(shared) * self._pool.block_size
         self._pool.extend(request.block_table, request.num_tokens)
         request.status = Status.RUNNING
         if request.submission.waited_until_s is None:
@@ -277,8 +284,6 @@ class Scheduler:
         self._pool.release(request.block_table)
         if request.adapter is not None:
             self._residency.release(request.adapter)
-        request.num_shared_tokens = 0
-        request.awaits = None
 
     def _preempt(self, request: Request) -> None:
         self._stop(request)

@@ -45,6 +45,7 @@ def run(scheduler: Scheduler, runner: SimulatedRunner) -> tuple[dict[int, list[i
     """Outputs by choice, and the ending, of the only request."""
     outputs: dict[int, list[int]] = {}
     while scheduler.has_work:
+        assert len(runner.plans) < 200, "nothing advances"
         events = step(scheduler, runner)
         for tokens in events.tokens:
             outputs.setdefault(tokens.choice, []).extend(tokens.ids)
@@ -72,8 +73,42 @@ def test_the_full_blocks_of_a_prompt_are_computed_and_held_once() -> None:
     assert scheduler.num_running == 5
     assert 16 - scheduler.num_free_blocks == 3 + 5
     step(scheduler, runner)
-    # The prompt once, then of each other choice the two tokens behind the shared blocks.
-    assert runner.num_computed == 14 + 1 + 4 * 2
+    # The prompt once, of each other choice the two tokens behind the shared blocks, two decodes.
+    assert runner.num_computed == 14 + 4 * 2 + 2
+
+
+def test_a_prompt_of_many_steps_is_computed_by_one_choice_and_all_begin_with_its_last_step() -> (
+    None
+):
+    scheduler, runner = build.scheduler(), SimulatedRunner(16, 4)
+    scheduler.add(submit("a", 38, n=3, max_tokens=1), now=0.0)
+    step(scheduler, runner)
+    assert scheduler.num_running == 1
+    outputs, _ = run(scheduler, runner)
+    assert outputs.keys() == {0, 1, 2}
+    assert runner.num_computed == 38 + 2 * 2
+    assert [len(plan.chunks) for plan in runner.plans] == [1, 1, 3]
+
+
+def test_choices_take_hold_of_the_prompt_in_a_step_that_has_no_room_for_them() -> None:
+    scheduler, runner = build.scheduler(), SimulatedRunner(16, 4)
+    scheduler.add(submit("a", 16, n=5, max_tokens=1), now=0.0)
+    outputs, _ = run(scheduler, runner)
+    assert outputs.keys() == {0, 1, 2, 3, 4}
+    assert [len(plan.chunks) for plan in runner.plans] == [1, 4]
+    assert runner.num_computed == 16 + 4 * 4
+
+
+def test_a_choice_that_finds_no_other_computes_the_prompt_itself() -> None:
+    scheduler, runner = build.scheduler(build.config(max_running=1)), SimulatedRunner(16, 4)
+    asked = submit("a", 9, n=2, max_tokens=2)
+    scheduler.add(asked, now=0.0)
+    outputs, _ = run(scheduler, runner)
+    assert outputs == {
+        choice: expected_output(asked.prompt, None, 2, build.EOS, choice_seed(3, choice))
+        for choice in range(2)
+    }
+    assert runner.num_computed == 2 * (9 + 1)
 
 
 def test_a_prompt_that_fills_its_blocks_leaves_each_choice_a_token_to_compute() -> None:
@@ -114,7 +149,7 @@ def test_an_abort_ends_all_choices_with_one_bill() -> None:
     scheduler.abort("a", now=0.0)
     scheduler.check()
     (finished,) = scheduler.take_events().finished
-    assert (finished.reason, finished.usage.completion_tokens) == ("abort", 3)
+    assert (finished.reason, finished.usage.completion_tokens) == ("abort", 4)
     assert (scheduler.num_free_blocks, scheduler.has_work) == (16, False)
 
 

@@ -218,6 +218,17 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(specs, rng):
         assert str(together.logprobs.get(place)) == str(alone.logprobs.get(0))  # NaN is not NaN
 
 
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}])
+@pytest.mark.parametrize("wide", [{}, {"top_k": 40}, {"top_p": 0.99}, {"min_p": 0.5}])
+def test_a_row_is_filtered_by_its_own_options_beside_others(narrow, wide):
+    logits = torch.zeros(400, 50)
+    logits[:, 7] += 1e-3
+    specs = [spec(seed=row, **(wide if row % 2 else narrow)) for row in range(400)]
+    drawn = sample(logits, specs).token_ids
+    assert set(drawn[::2]) == {7}
+    assert len(set(drawn[1::2])) >= 40 - 2
+
+
 def test_the_logits_are_left_as_they_were():
     logits = torch.randn(3, 50)
     before = logits.clone()
@@ -316,6 +327,15 @@ def test_presence_and_frequency_leave_the_prompt_alone():
 def test_a_row_of_which_everything_is_forbidden_fails_alone():
     specs = [spec(0.0), spec(1.0, forbidden_ids=(0, 1)), spec(0.0, forbidden_ids=(0, 1))]
     assert sample(torch.tensor([[0.0, 1.0]] * 3), specs).token_ids == [1, None, None]
+
+
+def test_a_row_that_is_not_finite_fails_even_where_it_is_forbidden():
+    specs = [spec(1.0, forbidden_ids=(0,)), spec(0.0, forbidden_ids=(0,))]
+    assert sample(torch.tensor([[INF, 1.0]] * 2), specs).token_ids == [None, None]
+
+
+def test_zeros_of_both_signs_are_equals():
+    assert draw([-0.0, 0.0], top_k=1) == draw([0.0, -0.0], top_k=1) == 0
 
 
 def test_log_probabilities_are_the_models_own_whatever_is_drawn():

@@ -113,6 +113,17 @@ def test_a_token_within_which_a_stop_string_begins_is_told_as_far_as_it_is_retur
     assert [(e.drawn.token, e.drawn.data) for e in entries] == [("cc", b"cc"), ("c", b"c")]
 
 
+def test_a_token_that_ends_a_character_and_begins_a_stop_string_has_the_characters_end():
+    tokenizer = Tokenizer.from_str(BYTE_LEVEL.to_str())
+    first, *others = tokenizer.encode("€").tokens
+    joined = "".join(others) + "EN"
+    tokenizer.add_tokens([AddedToken(joined, normalized=False)])
+    ids = [tokenizer.token_to_id(token) for token in (first, joined, "D")]
+    text, entries = told(ids, tokenizer, stop=("END",))
+    assert text == "€"
+    assert [entry.drawn.data for entry in entries] == [b"\xe2", b"\x82\xac"]
+
+
 def test_a_special_token_has_a_name_and_no_bytes():
     ids = [*byte_ids("one"), SPECIAL, *byte_ids(" two")]
     text, entries = told(ids)

@@ -57,7 +57,9 @@ class StepFeatures:
     """Bytes of adapters that are being copied to the device beside the step."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row], num_adapters: int = 0, bytes_in_flight: int = 0) -> "StepFeatures":
+    def of(
+        cls, rows: Sequence[Row], num_adapters: int = 0, bytes_in_flight: int = 0
+    ) -> "StepFeatures":
         """Sum up the chunks of a step."""
         num_decodes = kv_tokens = prefill_tokens = 0
         squared = context = sum_rank = 0.0
@@ -160,9 +162,13 @@ class CostTerms:
 
     def rows_ms(self, rows: Sequence[Row]) -> Floats:
         """What each chunk adds to its step; the constant is divided equally. Shape (rows,)."""
-        num_tokens, start, rank, is_decode = (np.array(column, float) for column in zip(*rows, strict=True))
+        num_tokens, start, rank, is_decode = (
+            np.array(column, float) for column in zip(*rows, strict=True)
+        )
         attended = start * self.context_ms + num_tokens * self.squared_ms
-        ms = np.where(is_decode > 0, start * self.kv_token_ms + self.decode_ms, num_tokens * attended)
+        ms = np.where(
+            is_decode > 0, start * self.kv_token_ms + self.decode_ms, num_tokens * attended
+        )
         ms += num_tokens * self.token_ms
         ms += rank * self.rank_ms
         ms += self.constant_ms / len(rows)

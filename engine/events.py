@@ -86,7 +86,7 @@ class Events:
                 reason=reason,
                 usage=submission.usage(),
                 queue_ms=(submission.waited_until_s - submission.arrival_s) * 1e3,
-                waited_ms=dict(submission.waited_ms),
+                waited_ms={str(reason): ms for reason, ms in submission.waited_ms.items()},
             )
         )
 

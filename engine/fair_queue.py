@@ -189,7 +189,7 @@ class FairQueue:
         assert self._view is not None
         return self._view.load_ms(request)
 
-    def _keeps_memory(self, request: Request) -> bool:
+    def _keeps_memory(self, request: Request) -> bool:  # noqa: ARG002
         """True if nobody may go on past this candidate."""
         return self._refusal in {Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY}
 

@@ -51,7 +51,7 @@ def scheduler(
     return Scheduler(
         scheduler_config or config(),
         residency or Residency(100),
-        policy or FirstComeFirstServed(),
+        FirstComeFirstServed() if policy is None else policy,
         PlainText,
         frozenset({EOS}),
         costs or LinearCosts(),

@@ -230,7 +230,7 @@ class World:
         ]
         for tenant, request in oldest.items():
             still_waits = request.status is Status.WAITING and request.key not in committed
-            if still_waits:
+            if still_waits and not self._is_loading(request):
                 self.overtaken[request.key] += sum(
                     r.submission.submit.tenant == tenant and not self.num_preempted[r.key]
                     for r in left

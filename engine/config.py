@@ -33,6 +33,8 @@ class SchedulerConfig:
     max_waiting_tokens: int
     """Prompt tokens of all waiting requests together."""
     max_model_len: int
+    vocab_size: int
+    """Token ids are below it."""
 
     def __post_init__(self) -> None:
         if self.num_blocks * self.block_size < self.max_model_len:

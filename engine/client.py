@@ -34,6 +34,7 @@ from loraplex.engine.protocol import (
     ADAPTER_MISMATCH,
     PROTOCOL_VERSION,
     Abort,
+    Explained,
     Failed,
     Finished,
     Hello,
@@ -45,6 +46,7 @@ from loraplex.engine.protocol import (
     Submit,
     Tokens,
     Welcome,
+    Why,
     WorkerMessage,
 )
 
@@ -52,7 +54,7 @@ __all__ = ["Address", "EngineClient", "Security", "StreamClient", "claimed", "pa
 
 _log = logging.getLogger(__name__)
 
-METRICS_TIMEOUT_S = 1.0
+QUERY_TIMEOUT_S = 1.0
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
 MAX_KEPT_ENDINGS = 4096
 
@@ -88,6 +90,11 @@ class EngineClient(Protocol):
         """Abort and return the final usage; None if the worker is gone or never knew it."""
         ...
 
+    async def why(self, request_id: str) -> Explained | None:
+        """Why an open request waits; None if it is not open, or the worker does not answer within
+        a second."""
+        ...
+
     async def metrics(self) -> str:
         """The worker's metrics as Prometheus text; empty if it does not answer within a second."""
         ...
@@ -100,6 +107,7 @@ class _Open:
         self.events: asyncio.Queue[Tokens | Finished | EngineError] = asyncio.Queue()
         self.max_events = max_events
         self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
+        self.questions: list[asyncio.Future[Explained]] = []
         self.abandoned = False
 
     async def take(self) -> list[Tokens | Finished | EngineError]:
@@ -191,6 +199,19 @@ class StreamClient:
         self._endings.pop(request_id, None)
         return ending
 
+    async def why(self, request_id: str) -> Explained | None:
+        """See EngineClient."""
+        request = self._open.get(request_id)
+        if request is None:
+            return None
+        answer: asyncio.Future[Explained] = asyncio.get_running_loop().create_future()
+        request.questions.append(answer)
+        self._send(Why(request_id))
+        done, _ = await asyncio.wait(
+            [answer, request.ended], timeout=QUERY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        return answer.result() if answer in done else None
+
     async def metrics(self) -> str:
         """See EngineClient."""
         query_id = next(self._query_ids)
@@ -198,7 +219,7 @@ class StreamClient:
         self._queries[query_id] = answer
         self._send(MetricsQuery(query_id))
         try:
-            async with asyncio.timeout(METRICS_TIMEOUT_S):
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
                 return await answer
         except TimeoutError:
             return ""
@@ -287,6 +308,15 @@ class StreamClient:
             self._end(finished.request_id, finished, finished)
         for failed in frame.failed:
             self._end(failed.request_id, _failure(failed), _ending(failed))
+        for explained in frame.explained:
+            self._answer(explained)
+
+    def _answer(self, explained: Explained) -> None:
+        request = self._open.get(explained.request_id)
+        if request is not None:
+            for question in request.questions:
+                question.set_result(explained)
+            request.questions.clear()
 
     def _deliver(self, tokens: Tokens) -> None:
         request = self._open.get(tokens.request_id)

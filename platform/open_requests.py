@@ -53,6 +53,8 @@ class OpenRequest:
     """Output tokens that came from the engine."""
     first_token_at: datetime | None = None
     finished: Finished | None = None
+    is_recorded: bool = False
+    """True once its usage is in the ledger."""
     settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def note(self, event: Tokens | Finished) -> None:
@@ -111,6 +113,7 @@ class OpenRequests:
             tenant_id=request.principal.tenant_id,
             limits=request.principal.limits,
             tokens=len(submit.prompt) + submit.sampling.n * submit.sampling.max_tokens,
+            slots=submit.sampling.n,
         )
         # In a task of its own, so that a cancelled caller cannot leave a hold that nobody knows.
         request.holding = asyncio.create_task(self._quotas.reserve(asked))
@@ -194,7 +197,7 @@ class OpenRequests:
             elif hold is not None:
                 await _told(hold, self._quotas.release(hold))
         except (Exception, asyncio.CancelledError):  # noqa: BLE001  nobody waits who could do better
-            self._num_unsettled += 1
+            self._num_unsettled += not request.is_recorded
             self._metrics.settlement_failures.inc()
             _log.exception("request %s was not settled", request.submit.request_id)
         finally:
@@ -207,6 +210,7 @@ class OpenRequests:
                 ending = await self._engine.abort(request.submit.request_id)
                 record = self._record(request, ending)
             await self._ledger.append(record)
+            request.is_recorded = True
         except BaseException:  # a cancel too: shutdown has given it up
             # The line has what the ledger lacks.
             _log.error("usage is not in the ledger", extra={"fields": {"usage": asdict(record)}})
@@ -265,6 +269,8 @@ async def _told(hold: Hold, ending: Coroutine[None, None, None]) -> None:
         await ending
     except QuotaBackendUnavailable as error:
         _log.warning("the hold of request %s ends with its lease: %s", hold.request_id, error)
+    except Exception:  # noqa: BLE001  what matters to the tenant is in the ledger
+        _log.exception("the hold of request %s ends with its lease", hold.request_id)
 
 
 def _cost_pico(price: Price, usage: Usage) -> int:

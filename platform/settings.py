@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Arithmetic of the model. `auto`: float32 on a CPU, where outputs then equal "
-        "transformers and PEFT; bfloat16 on a GPU.",
+        "transformers and PEFT; on a GPU the checkpoint's own.",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus output in tokens. Default: the model's limit."

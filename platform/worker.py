@@ -218,6 +218,7 @@ def _scheduler(
         max_waiting_requests=settings.max_waiting_requests,
         max_waiting_tokens=settings.max_waiting_tokens,
         max_model_len=sizes.max_model_len,
+        vocab_size=model.vocab_size,
     )
     new_text = partial(Transcript, tokenizer, Vocabulary(tokenizer))
     # A configuration may name ends that the model has no logits for.

@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.engine.fair_world import SETTINGS, World
+from tests.engine.fair_world import World
 from tests.engine.linear_costs import LinearCosts
 
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 3.0}

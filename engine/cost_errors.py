@@ -89,7 +89,7 @@ def decision_regret(
 
     The choice is the candidate with the most tokens per millisecond by prediction. A candidate's
     rate counts less by the factor by which it is longer than `limit_ms`, so that breaking the limit
-    by a little loses a little. Regret is the share of the best measured rate that the choice missed.
+    by a little loses a little. Regret is the share of the best measured rate that it missed.
     """
     work = np.asarray(tokens, float)
     expected, rates = (

@@ -134,7 +134,7 @@ class CostTerms:
     def of(cls, weights: Floats) -> "CostTerms":
         """From weights of `vector`'s features."""
         smooth = (weights[:NUM_SMOOTH] / _SCALES).tolist()
-        return cls(*smooth, edge_ms=np.concatenate(([0.0], weights[NUM_SMOOTH:].cumsum())))
+        return cls(*smooth, np.concatenate(([0.0], weights[NUM_SMOOTH:].cumsum())))
 
     def step_ms(self, step: StepFeatures) -> float:
         """Time of one step."""

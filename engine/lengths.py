@@ -58,7 +58,7 @@ class OutputLengths:
         histogram.add(bucket)
         self._all.add(bucket)
 
-    def expect(self, adapter: AdapterKey | None, max_tokens: int, generated: int = 0) -> float:
+    def predict(self, adapter: AdapterKey | None, max_tokens: int, generated: int = 0) -> float:
         """Expected length of the whole output, given that `generated` tokens have not ended it.
 
         Always in [min(generated + 1, max_tokens), max_tokens].

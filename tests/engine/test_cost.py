@@ -20,9 +20,9 @@ def with_one_edge(step: StepFeatures) -> float:
 
 def random_step(rng: np.random.Generator) -> StepFeatures:
     num_decodes, is_prefill = int(rng.integers(1, 120)), rng.random() < 0.5
-    rows = [Row(1, int(rng.integers(20, 2000)), 1.0, True) for _ in range(num_decodes)]
+    rows = [Row(1, int(rng.integers(20, 2000)), 1.0, is_decode=True) for _ in range(num_decodes)]
     if is_prefill:
-        rows.append(Row(int(rng.integers(8, 400)), int(rng.integers(0, 1000)), 16.0, False))
+        rows.append(Row(int(rng.integers(8, 400)), int(rng.integers(0, 1000)), 16.0, is_decode=False))
     in_flight = int(rng.choice([0, 100_000_000]))
     return StepFeatures.of(rows, num_adapters=4, bytes_in_flight=in_flight)
 
@@ -84,7 +84,7 @@ def test_candidates_are_predicted_together_as_they_are_one_by_one() -> None:
 
 def test_the_shares_of_a_step_sum_to_its_time_and_the_larger_part_counts() -> None:
     model = taught(with_one_edge, 400)
-    rows = [Row(1, 10, 0.0, True), Row(1, 4000, 0.0, True), Row(100, 0, 16.0, False)]
+    rows = [Row(1, 10, 0.0, is_decode=True), Row(1, 4000, 0.0, is_decode=True), Row(100, 0, 16.0, is_decode=False)]
     shares = model.shares(rows, 50.0)
     assert shares.sum() == pytest.approx(50.0)
     assert shares[1] > 2 * shares[0]
@@ -92,8 +92,8 @@ def test_the_shares_of_a_step_sum_to_its_time_and_the_larger_part_counts() -> No
 
 def test_a_request_costs_what_its_steps_do_when_it_is_alone() -> None:
     model = CostModel(Subject("model", "device"))
-    steps = [StepFeatures.of([Row(40, 0, 0.0, False)])]
-    steps += [StepFeatures.of([Row(1, 40 + i, 0.0, True)]) for i in range(30)]
+    steps = [StepFeatures.of([Row(40, 0, 0.0, is_decode=False)])]
+    steps += [StepFeatures.of([Row(1, 40 + i, 0.0, is_decode=True)]) for i in range(30)]
     for step in steps * 20:
         model.observe(step, 5 + 0.1 * step.num_tokens)
     predicted = model.request_ms(40, 0, 30)

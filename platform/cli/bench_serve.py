@@ -203,6 +203,8 @@ def _show(report: Mapping[str, Any]) -> None:
         empty="Nothing was sent.",
     )
     typer.echo("Times are P50 / P90 / P99 of requests that ended well.")
+    for status, detail in report["error_examples"].items():
+        typer.echo(f"First {status}: {detail}")
 
 
 def _percentiles(values: Mapping[str, float] | None) -> str | None:

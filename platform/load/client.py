@@ -12,6 +12,8 @@ from loraplex.platform.load.errors import LoadRefused
 from loraplex.platform.load.outcome import BROKEN, CANNOT_CONNECT, ERROR_EVENT, OK, Outcome
 from loraplex.platform.load.prompts import make_prompt
 
+MAX_DETAIL_CHARS = 300
+
 Endpoint = Literal["completions", "chat"]
 _PATHS = (("completions", "/v1/completions"), ("chat", "/v1/chat/completions"))
 
@@ -64,7 +66,9 @@ async def probe(client: httpx.AsyncClient, endpoint: Endpoint, model: str) -> Ta
             raise LoadRefused(f"{client.base_url} does not answer: {error!r}") from error
         if response.status_code == httpx.codes.OK:
             return target
-        reason = f"{response.status_code} to a request of {model}: {response.text[:500]}"
+        reason = (
+            f"{response.status_code} to a request of {model}: {response.text[:MAX_DETAIL_CHARS]}"
+        )
         if response.status_code not in {400, 422}:
             break
     raise LoadRefused(f"{client.base_url} answered {reason}")
@@ -84,6 +88,7 @@ async def send(
                 status = stream.status
             else:
                 status = str(response.status_code)
+                stream.detail = (await response.aread()).decode(errors="replace")
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout):
         status = CANNOT_CONNECT
     except (httpx.HTTPError, ValueError):
@@ -96,6 +101,7 @@ async def send(
         end_s=now_s(),
         prompt_tokens=stream.prompt_tokens,
         completion_tokens=stream.completion_tokens or stream.num_texts,
+        detail=stream.detail[:MAX_DETAIL_CHARS],
     )
 
 
@@ -108,6 +114,7 @@ class _Stream:
         self.first_s: float | None = None
         self.last_s: float | None = None
         self.num_texts = 0
+        self.detail = ""
         self.prompt_tokens = self.completion_tokens = 0
 
     def take(self, line: str) -> None:
@@ -121,7 +128,7 @@ class _Stream:
             return
         event = json.loads(data)
         if event.get("error"):
-            self.status = ERROR_EVENT
+            self.status, self.detail = ERROR_EVENT, json.dumps(event["error"])
         self._count(event.get("usage") or {})
         if any(_text_of(choice) for choice in event.get("choices") or ()):
             self.last_s = self._now_s()

@@ -30,6 +30,8 @@ class Outcome:
     prompt_tokens: int = 0
     """As the server counted; so below."""
     completion_tokens: int = 0
+    detail: str = ""
+    """The beginning of what the server said of an error."""
 
     @property
     def lag_ms(self) -> float | None:

@@ -66,6 +66,7 @@ def summarise_run(outcomes: Sequence[Outcome], slo: Slo) -> dict[str, object]:
         "duration_s": duration_s,
         "asked_per_s": len(outcomes) / last_s if last_s else None,
         "sent_per_s": len(sent) / max(sent) if sent and max(sent) > 0 else None,
+        "error_examples": {o.status: o.detail for o in reversed(outcomes) if o.detail},
         "lag_ms": percentiles(outcome.lag_ms for outcome in outcomes),
         "all": summarise(outcomes, slo, duration_s),
         "models": {model: summarise(group, slo, duration_s) for model, group in models.items()},

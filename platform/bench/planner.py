@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import thread_time
 
 from loraplex.adapters.residency import Residency
 from loraplex.engine.config import SchedulerConfig, Targets
@@ -39,7 +39,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class PlannerTimes:
-    """Time of plan and commit together, by step."""
+    """Processor time of plan and commit together, by step."""
 
     p50_us: float
     p99_us: float
@@ -110,14 +110,14 @@ class _World:
     def step(self) -> tuple[float, bool]:
         """One step; its time in µs, and whether anybody began or ended in it."""
         num_running = self.scheduler.num_running
-        started = perf_counter()
+        started = thread_time()
         plan = self.scheduler.plan(self._now)
-        planned = perf_counter()
+        planned = thread_time()
         has_begun = self.scheduler.num_running != num_running or bool(plan.loads)
         output = StepOutput({c.request_id: 7 for c in plan.chunks if c.sample is not None}, {})
-        ran = perf_counter()
+        ran = thread_time()
         events = self.scheduler.commit(plan, output, _STEP_MS)
-        done = perf_counter()
+        done = thread_time()
         for key in plan.loads:
             self._residency.finish_load(key)
         self._now += _STEP_MS / 1e3

@@ -243,9 +243,12 @@ class FairQueue:
                 or self._share.num_open >= self._settings.max_open
             ):
                 return
-            if tenant in self._parked:
+            queue = self._tenants[tenant]
+            is_own = any(tenant == _tenant(each) for each in kept)
+            # What memory is kept for will overtake its tenant's oldest too, if it is another.
+            if tenant in self._parked or (is_own and queue.num_skips + 1 >= queue.max_skips):
                 continue
-            request = self._tenants[tenant].first(view.adapter_state, resident_only=True)
+            request = queue.first(view.adapter_state, resident_only=True)
             if request is None or request in kept or not view.fits(request):
                 continue
             if wait_ms is None:

@@ -55,6 +55,9 @@ class FairQueue:
         nothing."""
         self._committed: OrderedDict[str, Request] = OrderedDict()
         self._attained_ms: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """What programs have had of the machine, those that run by prediction; the newest."""
+        self._expected_ms: dict[str, float] = {}
+        """Of requests of programs, from their charge to their end."""
         self._reserved: Request | None = None
         self._skips: dict[str, int] = {}
         """Of requests for which memory is being kept: how often others have filled the gap."""
@@ -103,7 +106,7 @@ class FairQueue:
     def remove(self, request: Request) -> None:
         """Forget a request that ended while it waited."""
         if self._committed.pop(request.key, None) is not None:
-            self._share.close(request.key)
+            self._close(request)
         else:
             tenant = _tenant(request)
             self._tenants[tenant].remove(request)
@@ -158,15 +161,9 @@ class FairQueue:
 
     def ended(self, request: Request) -> None:
         """An admitted request ended or lost its KV blocks."""
-        used_ms = self._share.close(request.key)
+        self._close(request)
         if request.status is Status.FINISHED:
             self._share.forget(request.key)
-        program = request.submission.submit.program
-        if program:
-            key = _tenant(request), program
-            self._attained_ms[key] = self._attained_ms.pop(key, 0.0) + used_ms
-            if len(self._attained_ms) > _MAX_PROGRAMS:
-                self._attained_ms.popitem(last=False)
 
     def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:
         """Charge a request for pushing out another. Within a tenant that is free, since the victim
@@ -286,10 +283,25 @@ class FairQueue:
     def _charge(self, request: Request) -> None:
         """It leaves its tenant's queue and is charged for all of it."""
         assert self._view is not None
-        tenant = _tenant(request)
+        tenant, cost_ms = _tenant(request), self._cost_ms(request, self._view)
         self._tenants[tenant].take(request)
-        self._share.charge(request.key, tenant, self._cost_ms(request, self._view))
+        self._share.charge(request.key, tenant, cost_ms)
+        if request.submission.submit.program:
+            self._expected_ms[request.key] = cost_ms
+            self._attain(request, cost_ms)
         self._left(tenant)
+
+    def _close(self, request: Request) -> None:
+        """Give back what it did not use."""
+        used_ms = self._share.close(request.key)
+        if request.submission.submit.program:
+            self._attain(request, used_ms - self._expected_ms.pop(request.key))
+
+    def _attain(self, request: Request, ms: float) -> None:
+        key = _tenant(request), request.submission.submit.program
+        self._attained_ms[key] = self._attained_ms.pop(key, 0.0) + ms
+        if len(self._attained_ms) > _MAX_PROGRAMS:
+            self._attained_ms.popitem(last=False)
 
     def _unreserve(self, request: Request) -> None:
         self._skips.pop(request.key, None)

@@ -1,5 +1,7 @@
 """Requests that could never run, and why."""
 
+from math import inf
+
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import Submit
@@ -39,6 +41,8 @@ def refuse_impossible(
             raise RequestRefused(
                 f"{field} has a token id outside 0 to {config.vocab_size - 1}", field
             )
+    if not 0 < submit.weight < inf:
+        raise RequestRefused(f"the weight is {submit.weight}; it must be above 0", "weight")
     if adapter_bytes > capacity_bytes:
         raise RequestRefused(
             f"the adapter needs {adapter_bytes} bytes; the worker has {capacity_bytes} for "

@@ -150,6 +150,13 @@ class World:
         self.scheduler.abort(request_id, self.now)
         self.look()
 
+    def fail_load(self, key: AdapterKey) -> None:
+        """A load breaks; it has cost what it has cost."""
+        del self.loading[key]
+        self.residency.fail_load(key)
+        self.scheduler.fail_adapter(key, "adapter_load_failed", "unreadable")
+        self.look()
+
     def step(self) -> Events:
         """One step, and the time until something can happen if there is nothing to compute."""
         self._end_loads()

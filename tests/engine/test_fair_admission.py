@@ -64,6 +64,11 @@ class FairMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.world.abort(data.draw(st.sampled_from(self.open)))
 
+    @precondition(lambda self: self.world.loading)
+    @rule(data=st.data())
+    def fail_load(self, data: st.DataObject) -> None:
+        self.world.fail_load(data.draw(st.sampled_from(sorted(self.world.loading))))
+
     @rule(count=st.sampled_from([1, 1, 4, 12]))
     def step(self, count: int) -> None:
         for _ in range(count):
@@ -74,5 +79,5 @@ class FairMachine(RuleBasedStateMachine):
             self.world.drain()
 
 
-FairMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+FairMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestFairMachine = FairMachine.TestCase

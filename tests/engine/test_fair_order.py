@@ -68,6 +68,13 @@ def test_the_program_that_has_had_least_goes_first() -> None:
     assert order(world)[-2:] == [fresh, again]
 
 
+def test_a_program_has_what_its_running_requests_are_expected_to_use() -> None:
+    world = World(replace(SETTINGS, max_open=1))
+    wide = [world.add("a", num_prompt_tokens=20, program="wide") for _ in range(3)]
+    fresh = world.add("a", program="fresh")
+    assert order(world) == [wide[0], fresh, *wide[1:]]
+
+
 def test_a_resident_adapter_goes_first_within_a_tenant_and_the_cold_one_is_not_forgotten() -> None:
     world = World(replace(SETTINGS, max_open=1, max_skips=2), adapter_bytes=2)
     world.add("a", adapter="warm")

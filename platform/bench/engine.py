@@ -1,5 +1,6 @@
 """`loraplex bench engine`: what the whole engine does, beside PEFT, in one interleaved run."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ def measure_engine(
     """
     if plan.with_peft:
         require_peft()
+    load_average = os.getloadavg()[0]
     torch.set_num_threads(settings.threads or max(1, available_cores() - 1))
     with (
         TemporaryDirectory(prefix="loraplex-bench-") as folder,
@@ -65,7 +67,7 @@ def measure_engine(
                 values[series].append(probes[series](repeat))
                 on_progress(f"repetition {repeat + 1} of {plan.repeats}: {series}")
         return EngineResult(
-            machine=describe_machine(bench.model),
+            machine=describe_machine(bench.model, load_average),
             plan=plan,
             model=bench.model.config.name,
             adapter_ranks=tuple(adapter.rank for adapter in bench.adapters),

@@ -25,7 +25,7 @@ from loraplex.platform.bench.series import EnginePlan, Series
 from loraplex.platform.bench.subject import without_lora
 from loraplex.platform.cli.bench import app
 
-MACHINE = {"cpu", "cores", "threads", "device", "torch", "python", "dtype"}
+MACHINE = {"cpu", "cores", "threads", "device", "torch", "python", "dtype", "load_average"}
 RATIOS = {
     *("decode_over_peft_16", "lora_over_base_16", "distinct_over_identical_16"),
     *("idle_tax", "cold_over_warm_ttft"),
@@ -146,7 +146,7 @@ def test_ratios_are_medians_of_the_ratios_within_a_repetition() -> None:
         return Series("decode_tokens_per_s", engine, case, 16), [*values]
 
     result = EngineResult(
-        machine=Machine("cpu", 2, 1, "cpu", "2", "3", "float32"),
+        machine=Machine("cpu", 2, 1, "cpu", "2", "3", "float32", 0.5),
         plan=EnginePlan((16,), 8, 4, 3, 0, with_peft=True, with_profile=False),
         model="tiny",
         adapter_ranks=(8,),

@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DB_TESTS := tests/services tests/tenants tests/adapters/test_registry.py $(wildcard tests/contracts/test_quotas*.py) \
-  $(patsubst %,tests/platform/test_%.py,cli_data ledger_writer models settlement shared_stores)
+  $(patsubst %,tests/platform/test_%.py,cli_data ledger_writer models settlement settlement_at_worst shared_stores)
 PACKAGES := adapters engine kernels platform tenants migrations
 
 .PHONY: serve test helm-test kernel-test gpu-check check fmt bench setup clean test-db console-test screenshots
@@ -11,13 +11,13 @@ PACKAGES := adapters engine kernels platform tenants migrations
 serve: .venv/.serve ## serve the demo: everything is installed first
 	@$(BIN)/loraplex serve $(ARGS)
 
-test: .venv/.test .venv/.browser ## the whole test suite
+test: .venv/.test .venv/.browser .venv/.compiler ## the whole test suite
 	$(BIN)/python -m pytest $(ARGS)
 
 helm-test: .venv/.test ## the chart's tests alone
 	$(BIN)/python -m pytest tests/helm $(ARGS)
 
-kernel-test: .venv/.test ## the kernels alone, those for GPUs by Triton's interpreter
+kernel-test: .venv/.test .venv/.compiler ## the kernels alone, those for GPUs by Triton's interpreter
 	$(BIN)/python -m pytest tests/kernels $(ARGS)
 
 gpu-check: ## on a machine with a GPU, with a PYTHON that has torch for it: tests, then timings
@@ -36,7 +36,7 @@ fmt: .venv/.test ## format and mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-console-test: .venv/.test .venv/.browser ## the console's tests, in a real browser
+console-test: .venv/.test .venv/.browser .venv/.compiler ## the console's tests, in a real browser
 	$(BIN)/python -m pytest tests/console $(ARGS)
 
 screenshots: .venv/.test .venv/.browser ## the console's pictures in docs/images
@@ -45,7 +45,7 @@ screenshots: .venv/.test .venv/.browser ## the console's pictures in docs/images
 bench: .venv/.test ## time of a step: base model, one adapter, many
 	@$(BIN)/loraplex bench steps $(ARGS)
 
-setup: .venv/.test .venv/.browser ## install all that development needs
+setup: .venv/.test .venv/.browser .venv/.compiler ## install all that development needs
 
 clean: ## remove what was installed and cached
 	rm -rf .venv .tools .openai-clients build src/loraplex.egg-info
@@ -74,9 +74,17 @@ clean: ## remove what was installed and cached
 	@touch $@
 
 .venv/.browser: | .venv/bin/python
-	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
-	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
-	    echo "the console's tests need Chromium: sudo apt-get install --no-install-recommends chromium" >&2; exit 1; }; \
-	  echo "installing Chromium"; \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	  $(call debian,chromium,the console's tests need Chromium)
 	@touch $@
+
+.venv/.compiler: | .venv/bin/python
+	@command -v c++ >/dev/null || command -v clang++ >/dev/null || \
+	  $(call debian,g++,the tests of the compiled kernel need a C++ compiler)
+	@touch $@
+
+# Install Debian's package $(1), or say why that is needed.
+debian = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { \
+    echo "$(2): sudo apt-get install --no-install-recommends $(1)" >&2; exit 1; }; \
+  echo "installing $(1)"; \
+  apt-get update -qq && apt-get install -y -qq --no-install-recommends $(1) >/dev/null; }

@@ -22,7 +22,18 @@ _TOKEN_EMBEDDINGS = frozenset({"embed_tokens", "embed_in", "word_embeddings", "w
 _HEADS = frozenset({"lm_head", "embed_out"})
 
 
+# Files of other types do not tell the layers: some keep weights as [in, out], some have experts,
+# or name modules otherwise than transformers does.
+_HEADERS_TELL = frozenset(
+    {
+        *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
+        *("phi3", "olmo2", "granite"),
+    }
+)
+
+
 class _Config(msgspec.Struct):
+    model_type: str | None = None
     tie_word_embeddings: bool | None = None
 
 
@@ -44,14 +55,22 @@ class BaseShapes:
     def read(cls, model_dir: Path) -> Self:
         """Read the headers of a model folder: one safetensors file, or the shards of an index.
 
+        A worker knows the layers from the model itself; this is for where there is none.
+
         Raises:
-            BaseUnreadable: the folder is missing, incomplete or corrupt.
+            BaseUnreadable: the folder is missing, incomplete or corrupt, or headers do not tell
+                the layers of such a model.
         """
         try:
             config = msgspec.convert(_json(model_dir / "config.json"), _Config)
-            entries = [entry for path in _weight_files(model_dir) for entry in read_entries(path)]
+            entries = [entry for path in weight_files(model_dir) for entry in read_entries(path)]
         except (OSError, ValueError, msgspec.ValidationError, TensorFileInvalid) as error:
             raise BaseUnreadable(f"base model in {model_dir} cannot be read: {error}") from error
+        if config.model_type not in _HEADERS_TELL:
+            raise BaseUnreadable(
+                f"the files of a {config.model_type} model do not tell the shapes of its layers; "
+                "serve it once, and its worker writes them down"
+            )
         # Older configs leave the field out: a head that is not in the files is tied then.
         return cls.of(entries, tied=config.tie_word_embeddings is not False)
 
@@ -73,7 +92,12 @@ class BaseShapes:
         return cls(MappingProxyType(linears), embeddings, heads)
 
 
-def _weight_files(model_dir: Path) -> list[Path]:
+def weight_files(model_dir: Path) -> list[Path]:
+    """Return the safetensors files of a model folder: one, or the shards of its index.
+
+    Raises:
+        OSError, ValueError, msgspec.ValidationError: the index cannot be read.
+    """
     index = model_dir / "model.safetensors.index.json"
     if not index.exists():
         return [model_dir / "model.safetensors"]

@@ -71,7 +71,7 @@ def inspect(directory: Path, base: BaseShapes) -> Checkpoint:
     entries, in_file = _read_tensors(directory)
     pairs, in_names = pair_up(entries)
     # What a config or a file asks for means nothing where it cannot be read.
-    in_shapes = _shape_problems(config, pairs, base) if entries and not in_config else []
+    in_shapes = shape_problems(config, pairs, base) if entries and not in_config else []
     digest, in_values = _hash(directory, config, entries)
     problems = (*in_config, *in_file, *in_names, *in_shapes, *in_values)
     if problems:
@@ -155,9 +155,10 @@ def _read_tensors(directory: Path) -> tuple[tuple[TensorEntry, ...], list[str]]:
     return entries, problems
 
 
-def _shape_problems(
+def shape_problems(
     config: AdapterConfig, pairs: Mapping[str, PairEntry], base: BaseShapes
 ) -> list[str]:
+    """Reasons why these pairs, as this config places them, are no adapter of the base model."""
     expected = targeted(config, base)
     rank_of = ranks(config, pairs)
     problems: list[str] = []
@@ -173,7 +174,10 @@ def _shape_problems(
     problems += _listed(
         "an embedding, where LoRA is not served", (expected | pairs.keys()) & embeddings
     )
-    problems += _listed("not a linear layer of the base model", pairs.keys() - linears - embeddings)
+    problems += _listed(
+        "not a linear layer of the base model that sees every token (experts do not)",
+        pairs.keys() - linears - embeddings,
+    )
     return problems
 
 

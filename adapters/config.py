@@ -49,8 +49,9 @@ class ParsedConfig:
 
 
 # Read by nothing at inference, or only together with another field that is refused.
+# `fan_in_fan_out` is how a weight lies in memory, which matters when adapters are merged into it.
 _HARMLESS = frozenset(
-    {"auto_mapping", "inference_mode", "lora_dropout", "peft_version", "revision"}
+    {"auto_mapping", "fan_in_fan_out", "inference_mode", "lora_dropout", "peft_version", "revision"}
     | {"runtime_config", "megatron_core", "qalora_group_size"}
     | {"corda_config", "eva_config", "loftq_config", "lora_ga_config"}
 )
@@ -61,7 +62,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "alora_invocation_tokens": "activated LoRA is not served",
         "arrow_config": "routing between adapters is not served",
         "ensure_weight_tying": "adapters on tied embeddings are not served",
-        "fan_in_fan_out": "Conv1D base layers are not served",
         "kasa_config": "KaSA changes the base weights",
         "layer_replication": "replicated layers are another base model",
         "lora_bias": "bias terms in LoRA layers are not served",

@@ -4,6 +4,7 @@ AdapterError
 ├── CheckpointInvalid   an upload is refused; all its problems at once
 ├── AdapterMissing      the store holds no adapter of this digest
 ├── AdapterCorrupt      a stored adapter is not what its digest says
+├── AdapterMismatch     a stored adapter does not fit the base model that is served
 ├── BaseUnreadable      the base model's folder cannot be read
 ├── TensorFileInvalid   a safetensors file breaks its format, and where
 └── ResidencyViolation  residency was driven against its rules: a bug of the caller
@@ -34,6 +35,19 @@ class AdapterCorrupt(AdapterError):
 
     def __init__(self, digest: str, reason: str) -> None:
         super().__init__(f"stored adapter {digest} is corrupt ({reason}); upload it again")
+
+
+class AdapterMismatch(AdapterError):
+    """A stored adapter is whole, but was made for another base model than the one served now."""
+
+    def __init__(self, digest: str, problems: tuple[str, ...]) -> None:
+        more = f"; and {len(problems) - 3} more reasons" if len(problems) > 3 else ""
+        super().__init__(
+            f"adapter {digest} does not fit the base model that is served now: "
+            f"{'; '.join(problems[:3])}{more}. "
+            "Publish a version that was trained on this base model"
+        )
+        self.problems = problems
 
 
 class BaseUnreadable(AdapterError):

@@ -7,10 +7,11 @@ from types import MappingProxyType
 
 import torch
 
-from loraplex.adapters.checkpoint import TENSORS_FILE, pair_up, read_config
+from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.adapters.checkpoint import TENSORS_FILE, pair_up, read_config, shape_problems
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash
-from loraplex.adapters.errors import AdapterCorrupt, TensorFileInvalid
+from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
@@ -28,7 +29,7 @@ class LoraPair:
     a: torch.Tensor
     """[rank, in], contiguous."""
     b: torch.Tensor
-    """[out, rank], contiguous."""
+    """[out, rank], contiguous; for the compiled kernel of CPUs transposed in memory."""
     scale: float
     """Kept apart from B, so that B stays the bytes that were uploaded; applied in expand."""
 
@@ -41,17 +42,25 @@ class AdapterWeights:
     pairs: Mapping[str, LoraPair]
     """By module path."""
     table: LoraTable | None = None
-    """Where the pairs lie, for GPU kernels; by the model's own order of modules."""
+    """Where the pairs lie, for compiled kernels; by the model's own order of modules."""
 
 
 def load(
-    store: AdapterStore, digest: str, *, dtype: torch.dtype, device: torch.device | str
+    store: AdapterStore,
+    digest: str,
+    base: BaseShapes,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
 ) -> AdapterWeights:
     """Read an adapter, verify that its bytes are those of the digest, and move it to the device.
+
+    It was checked when it was stored, but the base model may be another since, of the same name.
 
     Raises:
         AdapterMissing: the store does not have it.
         AdapterCorrupt: its files are not what was stored.
+        AdapterMismatch: it does not fit ``base``.
     """
     directory = store.open(digest)
     config, problems = read_config(directory)
@@ -66,6 +75,9 @@ def load(
         raise AdapterCorrupt(digest, f"its files have digest {found}")
     pairs, problems = pair_up(entries)
     assert not problems, "an adapter was stored without a check"
+    problems = shape_problems(config, pairs, base)
+    if problems:
+        raise AdapterMismatch(digest, tuple(problems))
     placed = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
     scale_of = scales(config, {module: pair.rank for module, pair in pairs.items()})
     return AdapterWeights(

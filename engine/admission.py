@@ -37,16 +37,16 @@ class FirstComeFirstServed:
 
     def add(self, request: Request) -> None:
         """Append at the end."""
-        self._waiting[request.request_id] = request
+        self._waiting[request.key] = request
 
     def put_back(self, request: Request) -> None:
         """Insert at the front: it was admitted before all that wait."""
-        self._waiting[request.request_id] = request
-        self._waiting.move_to_end(request.request_id, last=False)
+        self._waiting[request.key] = request
+        self._waiting.move_to_end(request.key, last=False)
 
     def remove(self, request: Request) -> None:
         """Forget it; it must be waiting."""
-        del self._waiting[request.request_id]
+        del self._waiting[request.key]
 
     def candidates(self, now: float) -> Iterator[Request]:  # noqa: ARG002
         """All waiting requests, first come first."""

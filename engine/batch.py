@@ -10,7 +10,8 @@ from torch import Tensor
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.lora_linear import AdapterRows, LoraRows
-from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
+from loraplex.engine.plan import Chunk, StepPlan
+from loraplex.engine.sampling_rows import SamplingRows, sampling_rows
 from loraplex.kernels.attention_plan import (
     AttentionMetadata,
     KvLayout,
@@ -18,6 +19,7 @@ from loraplex.kernels.attention_plan import (
     Window,
     plan_attention,
 )
+from loraplex.kernels.lora_cpu import CpuLora
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class StepBatch:
     """Adapters of the sampled rows alone."""
     request_ids: tuple[str, ...]
     """Of the sampled rows."""
-    specs: tuple[SampleSpec, ...]
-    """Of the sampled rows."""
+    sampling: SamplingRows
+    """How the sampled rows are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,11 @@ class BatchLayout:
 
     kv: KvLayout
     windows: frozenset[Window]
+    vocab_size: int
     dtype: torch.dtype
     device: torch.device
+    cpu_lora: CpuLora | None = None
+    """The compiled kernel of adapters, on CPUs that have one."""
 
 
 def build_batch(
@@ -80,15 +85,22 @@ def build_batch(
         attention=plan_attention(
             spans, layout.kv, layout.windows, dtype=layout.dtype, device=layout.device
         ),
-        body=_lora_rows(chunks, lengths, adapters),
-        head=_lora_rows([chunk for _, chunk in sampling], [1] * len(sampling), adapters),
+        body=_lora_rows(chunks, lengths, adapters, layout.cpu_lora),
+        head=_lora_rows(
+            [chunk for _, chunk in sampling], [1] * len(sampling), adapters, layout.cpu_lora
+        ),
         request_ids=tuple(chunk.request_id for _, chunk in sampling),
-        specs=tuple(chunk.sample for chunk in chunks if chunk.sample),
+        sampling=sampling_rows(
+            [c.sample for c in chunks if c.sample], layout.vocab_size, layout.device
+        ),
     )
 
 
 def _lora_rows(
-    chunks: Sequence[Chunk], lengths: Sequence[int], adapters: Mapping[AdapterKey, AdapterWeights]
+    chunks: Sequence[Chunk],
+    lengths: Sequence[int],
+    adapters: Mapping[AdapterKey, AdapterWeights],
+    cpu_lora: CpuLora | None,
 ) -> LoraRows:
     """Join neighbouring chunks of one adapter, so that its weights are read once."""
     ranges: list[AdapterRows] = []
@@ -102,4 +114,4 @@ def _lora_rows(
             else:
                 ranges.append(AdapterRows(row, end, weights))
         row = end
-    return LoraRows.of(row, ranges)
+    return LoraRows.of(row, ranges, cpu_lora)

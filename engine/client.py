@@ -13,6 +13,7 @@ import msgspec
 
 from loraplex.engine.claim import claimed
 from loraplex.engine.errors import (
+    AdapterUnfit,
     EngineError,
     EngineNotReached,
     EngineOverloaded,
@@ -30,6 +31,7 @@ from loraplex.engine.frames import (
     read_frame,
 )
 from loraplex.engine.protocol import (
+    ADAPTER_MISMATCH,
     PROTOCOL_VERSION,
     Abort,
     Failed,
@@ -73,8 +75,8 @@ class EngineClient(Protocol):
         ...
 
     def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
-        """Run a request: tokens as they come, then one Finished. Tokens that wait for the reader
-        come as one item.
+        """Run a request: tokens as they come, the last of each choice with its reason, then one
+        Finished. Tokens of a choice that wait for the reader come as one item.
 
         Raises RequestRefused, EngineOverloaded or EngineNotReached before the first item,
         RequestFailed or EngineUnavailable at any time. Closing the iterator early aborts the
@@ -112,8 +114,8 @@ class StreamClient:
     """One worker behind a stream that is opened again whenever it breaks."""
 
     def __init__(self, address: Address, security: Security, max_events: int) -> None:
-        """`max_events` is how many events may wait for one slow reader before its request is
-        aborted; the shared stream itself never waits for a reader."""
+        """`max_events` is how many events of one choice may wait for a slow reader before its
+        request is aborted; the shared stream itself never waits for a reader."""
         self._address = address
         self._security = security
         self._max_events = max_events
@@ -158,7 +160,8 @@ class StreamClient:
         """See EngineClient."""
         if self._writer is None:
             raise EngineNotReached("no worker is connected; retry in a moment")
-        request = self._open[submit.request_id] = _Open(self._max_events)
+        max_events = self._max_events * submit.sampling.n
+        request = self._open[submit.request_id] = _Open(max_events)
         self._send(submit)
         try:
             while True:
@@ -283,9 +286,7 @@ class StreamClient:
         for finished in frame.finished:
             self._end(finished.request_id, finished, finished)
         for failed in frame.failed:
-            self._end(
-                failed.request_id, RequestFailed(failed.message, failed.code), _ending(failed)
-            )
+            self._end(failed.request_id, _failure(failed), _ending(failed))
 
     def _deliver(self, tokens: Tokens) -> None:
         request = self._open.get(tokens.request_id)
@@ -328,6 +329,11 @@ class StreamClient:
                 query.set_result("")
 
 
+def _failure(failed: Failed) -> RequestFailed:
+    kind = AdapterUnfit if failed.code == ADAPTER_MISMATCH else RequestFailed
+    return kind(failed.message, failed.code)
+
+
 def _rejection(rejected: Rejected) -> EngineError:
     if rejected.code == "refused":
         return RequestRefused(rejected.message, rejected.field)
@@ -337,18 +343,31 @@ def _rejection(rejected: Rejected) -> EngineError:
 def _merged(
     events: list[Tokens | Finished | EngineError],
 ) -> Iterator[Tokens | Finished | EngineError]:
-    """The same events with neighbouring tokens in one, so that they cost the reader one write."""
+    """The same events with each choice's neighbouring tokens in one, so that they cost the reader
+    one write."""
     for are_tokens, group in itertools.groupby(events, lambda e: isinstance(e, Tokens)):
         if not are_tokens:
             yield from group
             continue
-        run = [event for event in group if isinstance(event, Tokens)]
-        yield Tokens(
-            request_id=run[0].request_id,
-            sequence=run[0].sequence,
-            ids=tuple(token_id for tokens in run for token_id in tokens.ids),
-            text="".join(tokens.text for tokens in run),
-        )
+        by_choice: dict[int, list[Tokens]] = {}
+        for event in group:
+            assert isinstance(event, Tokens)
+            by_choice.setdefault(event.choice, []).append(event)
+        yield from map(_joined, by_choice.values())
+
+
+def _joined(run: list[Tokens]) -> Tokens:
+    if len(run) == 1:
+        return run[0]
+    return Tokens(
+        request_id=run[0].request_id,
+        choice=run[0].choice,
+        sequence=run[0].sequence,
+        ids=tuple(token_id for tokens in run for token_id in tokens.ids),
+        text="".join(tokens.text for tokens in run),
+        logprobs=tuple(entry for tokens in run for entry in tokens.logprobs),
+        finish_reason=run[-1].finish_reason,
+    )
 
 
 def _ending(failed: Failed) -> Finished:

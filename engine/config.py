@@ -13,7 +13,7 @@ class ModelConfig:
     device: str
     """`cpu` or `cuda`, never `auto`: that was decided before."""
     dtype: str
-    """`float32`, `bfloat16` or `float16`, never `auto`."""
+    """`float32`, `bfloat16`, `float16`, or `auto` for that of the checkpoint."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; None takes the model's own limit."""
 
@@ -33,6 +33,8 @@ class SchedulerConfig:
     max_waiting_tokens: int
     """Prompt tokens of all waiting requests together."""
     max_model_len: int
+    vocab_size: int
+    """Token ids are below it."""
 
     def __post_init__(self) -> None:
         if self.num_blocks * self.block_size < self.max_model_len:

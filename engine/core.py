@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
-from loraplex.adapters.errors import AdapterError
+from loraplex.adapters.errors import AdapterError, AdapterMismatch
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
@@ -14,7 +14,7 @@ from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.events import Events
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.plan import StepOutput, StepPlan
-from loraplex.engine.protocol import Abort, Submit
+from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Submit
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
 
@@ -128,7 +128,7 @@ class Engine(Generic[Batch]):
         for arrival in self._transfers.arrivals():
             if arrival.weights is None:
                 self._residency.fail_load(arrival.key)
-                self._scheduler.fail_adapter(arrival.key, LOAD_FAILED, LOAD_FAILED_MESSAGE)
+                self._scheduler.fail_adapter(arrival.key, *_told(arrival.error))
             else:
                 self._residency.finish_load(arrival.key)
 
@@ -137,3 +137,10 @@ class Engine(Generic[Batch]):
         events.extend(self._turned_away)
         self._turned_away = Events()
         return events
+
+
+def _told(error: Exception | None) -> tuple[str, str]:
+    """Code and message of an adapter that could not be loaded: its owner can mend a mismatch."""
+    if isinstance(error, AdapterMismatch):
+        return ADAPTER_MISMATCH, str(error)
+    return LOAD_FAILED, LOAD_FAILED_MESSAGE

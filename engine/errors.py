@@ -6,11 +6,14 @@ EngineError
 ├── EngineUnavailable   no worker is connected, or it died while the request ran
 │   └── EngineNotReached    …before anything of the request was sent
 ├── RequestFailed       this request failed while it ran; others were not affected
+│   └── AdapterUnfit        …because its adapter does not fit the base model that is served
 ├── ModelUnsupported    the base model cannot be served right, and why
 └── StartRefused        a worker cannot start as configured
     ├── MemoryTooSmall
     ├── AddressInUse
     └── StreamAddressInvalid
+
+EngineCrashed is none of them: nobody who serves requests sees it, the worker's process ends by it.
 """
 
 
@@ -50,6 +53,10 @@ class RequestFailed(EngineError):
         self.code = code
 
 
+class AdapterUnfit(RequestFailed):
+    """The adapter was made for another base model than the one that is served under its name."""
+
+
 class ModelUnsupported(EngineError):
     """The base model does not pass the structural gate; the message says which check and why."""
 
@@ -68,3 +75,11 @@ class AddressInUse(StartRefused):
 
 class StreamAddressInvalid(StartRefused):
     """The address of a worker cannot be used; the message says what would do."""
+
+
+class EngineCrashed(RuntimeError):
+    """The engine's thread ended while it served; the cause is what it ended by. A fresh process may
+    do better, so this is no start that was refused."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine crashed while it served; its process ends")

@@ -1,6 +1,7 @@
 """What a step has to say about requests, collected until it is sent."""
 
 from collections.abc import Iterable
+from typing import Literal
 
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import (
@@ -13,7 +14,7 @@ from loraplex.engine.protocol import (
     Tokens,
     Usage,
 )
-from loraplex.engine.request import Request
+from loraplex.engine.request import Piece, Request, Submission
 
 
 class Events:
@@ -55,34 +56,48 @@ class Events:
         self.finished += later.finished
         self.failed += later.failed
 
-    def add_token(self, request: Request, token_id: int, text: str) -> None:
-        """`token_id` is the newest token of the request; `text` is what may be sent now."""
+    def add_token(
+        self,
+        request: Request,
+        token_id: int,
+        piece: Piece,
+        reason: Literal["stop", "length"] | None,
+    ) -> None:
+        """`token_id` is the newest token of a choice, `piece` what may be sent now, `reason` why
+        the choice ends with it."""
         self.tokens.append(
             Tokens(
-                request_id=request.request_id,
+                request_id=request.submission.request_id,
+                choice=request.choice,
                 sequence=request.num_output_tokens - 1,
                 ids=(token_id,),
-                text=text,
+                text=piece.text,
+                logprobs=piece.logprobs,
+                finish_reason=reason,
             )
         )
 
-    def add_finished(self, request: Request, reason: FinishReason) -> None:
-        """The request ended; text that was held back goes with it."""
-        assert request.waited_until_s is not None
+    def add_finished(self, submission: Submission, reason: FinishReason) -> None:
+        """All choices of the request have ended."""
+        assert submission.waited_until_s is not None
         self.finished.append(
             Finished(
-                request_id=request.request_id,
+                request_id=submission.request_id,
                 reason=reason,
-                usage=request.usage(),
-                text=request.text.flush(),
-                queue_ms=(request.waited_until_s - request.arrival_s) * 1e3,
+                usage=submission.usage(),
+                queue_ms=(submission.waited_until_s - submission.arrival_s) * 1e3,
             )
         )
 
-    def add_failed(self, request: Request, code: str, message: str) -> None:
-        """The request failed alone."""
+    def add_failed(self, submission: Submission, code: str, message: str) -> None:
+        """The request failed alone, with all its choices."""
         self.failed.append(
-            Failed(request_id=request.request_id, code=code, message=message, usage=request.usage())
+            Failed(
+                request_id=submission.request_id,
+                code=code,
+                message=message,
+                usage=submission.usage(),
+            )
         )
 
     def frame(self, epoch: str, step: int, request_ids: Iterable[str]) -> StepFrame:

@@ -5,16 +5,28 @@ without an error: they are not causal, keep part of their attention in the mask,
 without attention.  None of the checks knows a model by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from loraplex.engine.errors import ModelUnsupported
+from loraplex.kernels.attention import Scoring
 from loraplex.kernels.attention_plan import Window
 
+# What some attention functions are told and ours does not do, in words.
+_UNSERVED: Mapping[str, str] = MappingProxyType(
+    {
+        "s_aux": "attention sinks",
+        "sinks": "attention sinks",
+        "position_bias": "position biases",
+        "indices": "attention to selected tokens",
+        "block_indices": "attention to selected blocks",
+    }
+)
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -23,6 +35,7 @@ class AttentionOptions(TypedDict, total=False):
 
     scaling: float | None
     sliding_window: int | None
+    softcap: float | None
     is_causal: bool | None
     position_ids: Tensor
     use_cache: bool
@@ -40,14 +53,13 @@ class LayerShape:
     key_dim: int
     value_dim: int
     window: Window
+    softcap: float | None = None
 
 
 class AttentionStep(Protocol):
     """What the attention function of a model delegates to; it travels through the forward pass."""
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: Window
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         """Attend all rows of the step in one layer.
 
         Shapes: ``q [rows, heads, key_dim]``, ``k [rows, kv_heads, key_dim]``,
@@ -62,17 +74,16 @@ class AttentionProbe:
     def __init__(self) -> None:
         self.calls: list[tuple[int, LayerShape]] = []
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: Window
-    ) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         """Record the call; plain causal attention, shapes as in ``AttentionStep``."""
-        self.calls.append((layer, LayerShape(k.shape[1], k.shape[2], v.shape[2], window)))
+        shape = LayerShape(k.shape[1], k.shape[2], v.shape[2], scoring.window, scoring.softcap)
+        self.calls.append((layer, shape))
         attended = nn.functional.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             k.transpose(0, 1)[None],
             v.transpose(0, 1)[None],
             is_causal=True,
-            scale=scaling,
+            scale=scoring.scaling,
             enable_gqa=q.shape[1] != k.shape[1],
         )
         return attended[0].transpose(0, 1).contiguous()
@@ -89,6 +100,12 @@ class Declaration:
     """Parameters of the rotary embedding, one for each layer type where they differ."""
     max_positions: int | None
     has_cross_attention: bool
+    parts: tuple[str, ...] = ()
+    """Configurations inside this one: of a text model and of what is put before it."""
+    window: Window = None
+    """Of the layers that slide."""
+    softcap: float | None = None
+    """Of attention scores."""
 
 
 def check_declaration(declared: Declaration) -> None:
@@ -99,9 +116,17 @@ def check_declaration(declared: Declaration) -> None:
     """
     if declared.has_cross_attention:
         raise ModelUnsupported("it has cross-attention (is_encoder_decoder or add_cross_attention)")
+    if declared.parts:
+        raise ModelUnsupported(
+            f"it is made of several models ({', '.join(declared.parts)}); only a text model of its "
+            "own is served: save that one"
+        )
     unknown = sorted(set(declared.layer_types) - _LAYER_TYPES)
     if unknown:
-        raise ModelUnsupported(f"layer_types has {unknown}; only full and sliding are served")
+        raise ModelUnsupported(
+            f"it has layers of type {', '.join(unknown)} (layer_types); served are "
+            f"{' and '.join(sorted(_LAYER_TYPES))}"
+        )
     for rope in declared.ropes:
         if "dynamic" in rope.get("rope_type", "default"):
             raise ModelUnsupported(
@@ -118,7 +143,7 @@ def max_model_len(declared: Declaration, requested: int | None) -> int:
     """
     # Beyond the original length longrope takes other frequencies, for the whole batch.
     limits = [
-        rope["original_max_position_embeddings"]
+        rope.get("original_max_position_embeddings") or declared.max_positions or 0
         for rope in declared.ropes
         if rope.get("rope_type") == "longrope"
     ]
@@ -148,7 +173,8 @@ def check_attention_call(
     known = AttentionOptions.__annotations__
     asked = [key for key, value in options.items() if value is not None and key not in known]
     if asked:
-        raise ModelUnsupported(f"{name} needs attention with {', '.join(asked)}")
+        words = [f"{_UNSERVED[key]} ({key})" if key in _UNSERVED else key for key in asked]
+        raise ModelUnsupported(f"{name} needs attention with {', '.join(words)}")
 
 
 def check_layers(declared: Declaration, probe: AttentionProbe) -> tuple[LayerShape, ...]:
@@ -160,14 +186,25 @@ def check_layers(declared: Declaration, probe: AttentionProbe) -> tuple[LayerSha
     called = [layer for layer, _ in probe.calls]
     if called != list(range(declared.num_layers)):
         raise ModelUnsupported(
-            f"one forward pass of {declared.num_layers} layers ran attention in layers "
-            f"{called}, not once in each"
+            f"one forward pass of {declared.num_layers} layers ran attention {len(called)} times, "
+            f"in layers {called[:8]}{'…' if len(called) > 8 else ''}, not once in each"
         )
     shapes = tuple(shape for _, shape in probe.calls)
     for layer, layer_type in enumerate(declared.layer_types):
         if (layer_type == "sliding_attention") != (shapes[layer].window is not None):
             raise ModelUnsupported(f"layer {layer} is {layer_type} but has {shapes[layer]}")
+    if not declared.layer_types:
+        _check_all_came("window", declared.window, {shape.window for shape in shapes})
+    _check_all_came("soft cap", declared.softcap, {shape.softcap for shape in shapes})
     return shapes
+
+
+def _check_all_came(what: str, declared: float | None, passed: set[float | None]) -> None:
+    """Refuse an option that the configuration has and the attention function never got."""
+    if declared and declared not in passed:
+        raise ModelUnsupported(
+            f"its config has an attention {what} of {declared}, but its layers pass {passed}"
+        )
 
 
 class LinearProbe:
@@ -177,15 +214,16 @@ class LinearProbe:
     adapters.
     """
 
-    def __init__(self, network: nn.Module, body_rows: int, head: tuple[str, int]) -> None:
+    def __init__(
+        self, network: nn.Module, paths: Iterable[str], body_rows: int, head: tuple[str, int]
+    ) -> None:
         """``head`` is the path of the module that sees other rows than the rest, and how many."""
         self._calls: dict[str, list[int]] = {}
         self._body_rows = body_rows
         self._head_path, self._head_rows = head
         self._handles = [
-            module.register_forward_pre_hook(self._recorder(path))
-            for path, module in network.named_modules()
-            if type(module) is nn.Linear
+            network.get_submodule(path).register_forward_pre_hook(self._recorder(path))
+            for path in paths
         ]
 
     def finish(self) -> frozenset[str]:
@@ -206,13 +244,14 @@ class LinearProbe:
         return record
 
 
-def check_logits(logits: Tensor, rows: int) -> None:
-    """Refuse a head that computes other rows than those asked for, or numbers that are none.
+def check_logits(logits: Tensor, shape: tuple[int, int]) -> None:
+    """Refuse a head that computes other rows than those asked for, another number of tokens than
+    the model has, or numbers that are none.
 
     Raises:
         ModelUnsupported: naming the shape.
     """
-    if logits.ndim != 2 or logits.shape[0] != rows:
-        raise ModelUnsupported(f"asked for logits of {rows} rows it returns {tuple(logits.shape)}")
+    if logits.shape != shape:
+        raise ModelUnsupported(f"asked for logits {shape} it returns {tuple(logits.shape)}")
     if not torch.isfinite(logits).all():
         raise ModelUnsupported("its logits are not finite; another dtype may help")

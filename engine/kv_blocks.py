@@ -1,17 +1,21 @@
 """The pool of KV blocks: who holds which, and nothing else."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 
 class BlockPool:
-    """Blocks 0 … num_blocks − 1, each free or held by one request.
+    """Blocks 0 … num_blocks − 1, each free or held by one block table or by several that share it.
 
-    Invariant: free + held = num_blocks, checked by `check`.
+    Invariant: free + held = num_blocks, checked by `check`. A shared block is counted once and free
+    when its last holder has given it back.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._held: set[int] = set()
+        self._num_holders: Counter[int] = Counter()
 
     @property
     def num_free(self) -> int:
@@ -22,7 +26,7 @@ class BlockPool:
         """Blocks that hold `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
-    def missing(self, block_table: list[int], num_tokens: int) -> int:
+    def missing(self, block_table: Sequence[int], num_tokens: int) -> int:
         """Blocks that `block_table` lacks to cover `num_tokens` positions."""
         return max(0, self.blocks_for(num_tokens) - len(block_table))
 
@@ -30,20 +34,30 @@ class BlockPool:
         """Grow `block_table` in place to cover `num_tokens`; needs `missing` free blocks."""
         for _ in range(self.missing(block_table, num_tokens)):
             block = self._free.pop()
-            self._held.add(block)
+            self._num_holders[block] = 1
+            block_table.append(block)
+
+    def share(self, block_table: list[int], blocks: Sequence[int]) -> None:
+        """Append blocks to `block_table` in place that other tables hold too."""
+        for block in blocks:
+            assert self._num_holders[block] > 0, "a KV block is shared that nobody holds"
+            self._num_holders[block] += 1
             block_table.append(block)
 
     def release(self, block_table: list[int]) -> None:
         """Give back all blocks of `block_table` and empty it in place."""
         for block in block_table:
-            self._held.remove(block)
-            self._free.append(block)
+            self._num_holders[block] -= 1
+            if not self._num_holders[block]:
+                del self._num_holders[block]
+                self._free.append(block)
         block_table.clear()
 
     def check(self, block_tables: list[list[int]]) -> None:
-        """Assert that the tables hold exactly the held blocks, each once."""
-        in_tables = [block for table in block_tables for block in table]
-        assert len(in_tables) == len(set(in_tables)), "a KV block is in two tables"
-        assert set(in_tables) == self._held, "held KV blocks and block tables differ"
-        assert self._held.isdisjoint(self._free), "a KV block is free and held"
-        assert len(self._held) + len(self._free) == self.num_blocks, "a KV block is lost"
+        """Assert that the tables hold exactly the held blocks, as often as was counted."""
+        for table in block_tables:
+            assert len(table) == len(set(table)), "a KV block is twice in one table"
+        in_tables = Counter(block for table in block_tables for block in table)
+        assert in_tables == self._num_holders, "held KV blocks and block tables differ"
+        assert self._num_holders.keys().isdisjoint(self._free), "a KV block is free and held"
+        assert len(self._num_holders) + len(self._free) == self.num_blocks, "a KV block is lost"

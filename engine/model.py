@@ -1,43 +1,52 @@
-"""Base models from transformers, the only library of model definitions.  No other file knows it."""
+"""Base models from transformers, the only library of model definitions."""
 
-import errno
-import os
 import re
-import shutil
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Unpack
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
-from tokenizers import pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AttentionInterface,
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
+from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.engine import gate
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.errors import ModelUnsupported
+from loraplex.engine.lora_linear import LoraBatch, adopt_linears
+from loraplex.engine.memory import free_host_bytes, require_model_fits
+from loraplex.engine.model_files import (
+    check_folder,
+    local_folder,
+    num_weights,
+    own_dtype,
+    read_config,
+)
 from loraplex.engine.tokenizer_files import TokenizerFiles, read_tokenizer
+from loraplex.kernels.attention import Scoring
 
 _ATTENTION = "loraplex_paged"
 _DTYPES = MappingProxyType(
     {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 )
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+_OWN_ATTENTION = (
+    "its attention does not go through transformers' attention interface, so ours cannot take its "
+    "place"
+)
 # Weights that old checkpoints carry and every model computes itself.
 _COMPUTED = re.compile(r"rotary_emb\.inv_freq$")
 # What transformers and safetensors raise for folders that are not whole, or not what they say.
@@ -64,8 +73,10 @@ class LoadedModel:
     layers: tuple[gate.LayerShape, ...]
     head_path: str
     """Module path of the layer that makes the logits."""
-    linear_paths: frozenset[str]
-    """Linear layers that an adapter may target, the head among them."""
+    shapes: BaseShapes
+    """What an adapter can be attached to."""
+    lora: LoraBatch
+    """Adds adapters to its linear layers."""
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
@@ -95,38 +106,58 @@ def load_model(config: ModelConfig) -> LoadedModel:
     Raises:
         ModelUnsupported: there is no such model, its files are not whole, or it would not be
             computed right; the message says which.
+        MemoryTooSmall: the device has not the memory for its weights.
     """
     AttentionInterface.register(_ATTENTION, _attention)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    path = _local_folder(config.path)
+    path = local_folder(config.path)
     try:
-        return _inspect(config, path, _load_network(path, config))
+        declared = declare(path)
+        config = _with_dtype(config, path)
+        _require_memory(config, path)
+        return _inspect(config, path, declared, _load_network(path, config))
     except ModelUnsupported as error:
-        raise ModelUnsupported(f"{config.path} cannot be served: {error}") from error
+        model_type = read_config(path).get("model_type")
+        raise ModelUnsupported(f"{config.path} ({model_type}) cannot be served: {error}") from error
 
 
-def _local_folder(path: Path) -> Path:
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelUnsupported(f"{path} is no model folder: it has no config.json")
-        return path
-    if path.exists():
-        raise ModelUnsupported(f"{path} is a file; name the folder that holds config.json")
-    if not _HUB_NAME.fullmatch(str(path)):
-        raise ModelUnsupported(f"there is no folder {path}")
+def declare(path: Path) -> gate.Declaration:
+    """Check a model's folder as far as it can be told without its weights.
+
+    Raises:
+        ModelUnsupported: naming what is in the way.
+    """
+    check_folder(path, CONFIG_MAPPING.keys())
+    declared = _declaration(_load_config(path))
+    gate.check_declaration(declared)
+    return declared
+
+
+def _with_dtype(config: ModelConfig, path: Path) -> ModelConfig:
+    dtype = own_dtype(path) if config.dtype == "auto" else config.dtype
+    if dtype not in _DTYPES:
+        raise ModelUnsupported(f"its dtype is {dtype}; set one of {', '.join(_DTYPES)}")
+    return replace(config, dtype=dtype)
+
+
+def _require_memory(config: ModelConfig, path: Path) -> None:
+    free_bytes = free_host_bytes()
+    if config.device != "cpu":
+        free_bytes = torch.cuda.mem_get_info(torch.device(config.device))[0]
+    require_model_fits(num_weights(path) * _DTYPES[config.dtype].itemsize, free_bytes)
+
+
+def _load_config(path: Path) -> PreTrainedConfig:
     try:
-        return Path(snapshot_download(str(path), allow_patterns=list(_HUB_FILES)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelUnsupported(
-            f"there is no folder {path}, and the hub has no such model or is out of reach: {error}"
-        ) from error
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except _LOAD_ERRORS as error:
+        raise ModelUnsupported(f"transformers cannot read its config.json: {error}") from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelUnsupported("transformers has no causal language model of this type")
+    return config
 
 
 def _load_network(path: Path, config: ModelConfig) -> PreTrainedModel:
-    if (path / "adapter_config.json").exists():
-        raise ModelUnsupported(
-            "it holds adapter_config.json, so it is an adapter and no base model"
-        )
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
@@ -138,7 +169,7 @@ def _load_network(path: Path, config: ModelConfig) -> PreTrainedModel:
         )
     except _LOAD_ERRORS as error:
         if isinstance(error, KeyError) and _ATTENTION in str(error):
-            raise ModelUnsupported("it does not let its attention be replaced") from error
+            raise ModelUnsupported(_OWN_ATTENTION) from error
         raise ModelUnsupported(f"transformers cannot load it: {error}") from error
     network, report = loaded
     _check_weights(report)
@@ -159,24 +190,25 @@ def _check_weights(report: Mapping[str, Any]) -> None:
             )
 
 
-def _inspect(config: ModelConfig, path: Path, network: PreTrainedModel) -> LoadedModel:
+def _inspect(
+    config: ModelConfig, path: Path, declared: gate.Declaration, network: PreTrainedModel
+) -> LoadedModel:
     if not network._supports_attention_backend:  # noqa: SLF001
-        raise ModelUnsupported(f"{type(network).__name__} does not let its attention be replaced")
-    declared = _declaration(network.config)
-    gate.check_declaration(declared)
-    head: nn.Module | None = network.get_output_embeddings()  # type: ignore[no-untyped-call]
-    head_path = _path_of(network, head)
+        raise ModelUnsupported(_OWN_ATTENTION)
+    head_path = _path_of(network, _head(network))
     embeddings: Any = network.get_input_embeddings()
     device = torch.device(config.device)
-    layers, linear_paths = _probe(network, declared, head_path, device)
+    vocab_size: int = embeddings.weight.shape[0]
+    layers, shapes = _probe(network, declared, (head_path, vocab_size), device)
     return LoadedModel(
         config=config,
         path=path,
         network=network,
         layers=layers,
         head_path=head_path,
-        linear_paths=linear_paths,
-        vocab_size=embeddings.weight.shape[0],
+        shapes=shapes,
+        lora=adopt_linears(network, shapes.linears, head_path),
+        vocab_size=vocab_size,
         max_model_len=gate.max_model_len(declared, config.max_model_len),
         eos_token_ids=_eos_token_ids(network),
         dtype=_DTYPES[config.dtype],
@@ -185,18 +217,24 @@ def _inspect(config: ModelConfig, path: Path, network: PreTrainedModel) -> Loade
 
 
 def _declaration(config: PreTrainedConfig) -> gate.Declaration:
-    text = config.get_text_config()
-    ropes = getattr(text, "rope_parameters", None) or {}
+    ropes = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in ropes.values() if isinstance(value, dict)]
+    num_layers = getattr(config, "num_hidden_layers", None)
+    parts = _models_inside(config)
+    if num_layers is None and not parts:
+        raise ModelUnsupported("its config states no num_hidden_layers")
     return gate.Declaration(
-        num_layers=text.num_hidden_layers,
-        layer_types=tuple(getattr(text, "layer_types", None) or ()),
+        num_layers=num_layers or 0,
+        layer_types=tuple(getattr(config, "layer_types", None) or ()),
         ropes=tuple(nested if nested and "rope_type" not in ropes else [ropes]),
-        max_positions=getattr(text, "max_position_embeddings", None),
+        max_positions=getattr(config, "max_position_embeddings", None),
         has_cross_attention=bool(
             getattr(config, "is_encoder_decoder", False)
-            or getattr(text, "add_cross_attention", False)
+            or getattr(config, "add_cross_attention", False)
         ),
+        parts=parts,
+        window=getattr(config, "sliding_window", None),
+        softcap=getattr(config, "attn_logit_softcapping", None),
     )
 
 
@@ -205,6 +243,17 @@ def _eos_token_ids(network: PreTrainedModel) -> frozenset[int]:
     if eos is None:
         eos = network.config.get_text_config().eos_token_id
     return frozenset([eos] if isinstance(eos, int) else eos or ())
+
+
+def _models_inside(config: PreTrainedConfig) -> tuple[str, ...]:
+    """Names of the models that a configuration is made of; others only group some options."""
+    names = sorted(config.sub_configs)
+    return tuple(name for name in names if hasattr(getattr(config, name), "num_hidden_layers"))
+
+
+def _head(network: PreTrainedModel) -> nn.Module | None:
+    head: nn.Module | None = network.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return head
 
 
 def _path_of(network: nn.Module, module: nn.Module | None) -> str:
@@ -216,21 +265,44 @@ def _path_of(network: nn.Module, module: nn.Module | None) -> str:
 
 @torch.inference_mode()
 def _probe(
-    network: nn.Module, declared: gate.Declaration, head_path: str, device: torch.device
-) -> tuple[tuple[gate.LayerShape, ...], frozenset[str]]:
-    """Run one short sequence through the model and see what it calls."""
+    network: nn.Module, declared: gate.Declaration, head: tuple[str, int], device: torch.device
+) -> tuple[tuple[gate.LayerShape, ...], BaseShapes]:
+    """Run one short sequence through the model and see what it calls.
+
+    ``head`` is the path of the layer that makes the logits, and how many tokens there are.
+    """
+    head_path, vocab_size = head
     tokens = torch.arange(7, device=device)
     positions = torch.arange(7, device=device)
     rows = torch.tensor([2, 5], device=device)
     attention = gate.AttentionProbe()
-    linears = gate.LinearProbe(network, len(tokens), (head_path, len(rows)))
+    linears = _linear_shapes(network)
+    probe = gate.LinearProbe(network, linears, len(tokens), (head_path, len(rows)))
     try:
         logits = _forward(network, tokens, positions, rows, attention)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         raise ModelUnsupported(f"its forward pass failed: {error}") from error
     layers = gate.check_layers(declared, attention)
-    gate.check_logits(logits, len(rows))
-    return layers, linears.finish()
+    gate.check_logits(logits, (len(rows), vocab_size))
+    served = {path: linears[path] for path in sorted(probe.finish())}
+    return layers, BaseShapes(
+        linears=MappingProxyType(served),
+        embeddings=frozenset(
+            path for path, module in network.named_modules() if isinstance(module, nn.Embedding)
+        ),
+        heads=frozenset({head_path} & served.keys()),
+    )
+
+
+def _linear_shapes(network: nn.Module) -> dict[str, tuple[int, int]]:
+    """(out, in) of each layer that PEFT counts as linear; Conv1D keeps its weight as [in, out]."""
+    shapes = {}
+    for path, module in network.named_modules():
+        if type(module) is nn.Linear:
+            shapes[path] = (module.out_features, module.in_features)
+        elif type(module) is Conv1D:
+            shapes[path] = (module.nf, module.nx)
+    return shapes
 
 
 def _forward(
@@ -255,10 +327,12 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    step: gate.AttentionStep,
+    step: gate.AttentionStep | None = None,
     **options: Unpack[gate.AttentionOptions],
 ) -> tuple[Tensor, None]:
     """Attention function of all models: ``query [1, heads, rows, key_dim]`` and so on."""
+    if step is None:
+        raise ModelUnsupported("its layers do not hand arguments on to their attention")
     gate.check_attention_call(module, attention_mask, options)
     scaling = options.get("scaling")
     attended = step.attend(
@@ -266,8 +340,11 @@ def _attention(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=options.get("sliding_window"),
+        Scoring(
+            scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+            window=options.get("sliding_window"),
+            softcap=options.get("softcap"),
+        ),
     )
     return attended[None], None
 
@@ -291,76 +368,3 @@ def _converted_tokenizer(path: Path) -> TokenizerFiles:
         chat_template=tokenizer.chat_template,
         special_tokens={name: str(token) for name, token in tokenizer.special_tokens_map.items()},
     )
-
-
-def convert_gguf(source: Path, out: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write the model of one GGUF file as a folder of safetensors, config and tokenizer.
-
-    ``source`` is a ``.gguf`` file with weights, tokenizer and chat template; its weights are
-    dequantized to ``dtype``.  ``out`` appears only when it is whole, and one that exists
-    already is left as it is.
-
-    Raises:
-        FileNotFoundError: ``source`` is not a file.
-        ValueError: the file's tokenizer has no byte-level BPE, the only kind that is converted.
-    """
-    if not source.is_file():
-        raise FileNotFoundError(errno.ENOENT, "no such GGUF file", str(source))
-    if out.exists():
-        return
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
-    try:
-        _save_tokenizer(source, partial)
-        _save_weights(source, partial, dtype)
-        _publish(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _save_tokenizer(source: Path, folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    backend = tokenizer.backend_tokenizer
-    byte_level = backend.pre_tokenizer
-    if not isinstance(byte_level, pre_tokenizers.ByteLevel):
-        raise ValueError(f"{source}: its tokenizer splits by {byte_level}, not by byte level")
-    # The reader of GGUF files drops the digit split that the model was trained with.
-    # Without it, blanks and line breaks before a number become other tokens.
-    byte_level.add_prefix_space = False
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), byte_level]
-    )
-    tokenizer.save_pretrained(folder)
-
-
-def _save_weights(source: Path, folder: Path, dtype: torch.dtype) -> None:
-    # Without `dequantize` the model stays marked as quantized and refuses to be saved.
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent,
-        gguf_file=source.name,
-        dtype=dtype,
-        quantization_config=GgufConfig(dequantize=True),
-    )
-    model.save_pretrained(folder)
-
-
-def _publish(partial: Path, out: Path) -> None:
-    # The writer of safetensors makes them private to this user, who may not be the one that serves.
-    mode = (partial / "config.json").stat().st_mode
-    for path in partial.iterdir():
-        path.chmod(mode)
-    # Contents must reach the disk before the name does, or a power cut leaves a whole-looking
-    # folder of empty files.
-    for path in [*partial.iterdir(), partial]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    try:
-        partial.rename(out)
-    except OSError as error:
-        # Another process finished the same conversion first; its folder is as good.
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise

@@ -1,8 +1,27 @@
 """The plan of one step: a frozen value that the scheduler makes and the runner obeys."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from loraplex.adapters.spec import AdapterKey
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Numbers that make tokens less likely that were there before, and the tokens that were.
+
+    A function of prompt and output alone, so that a request which is preempted keeps them.
+    """
+
+    repetition: float
+    """1 changes nothing; as transformers' `RepetitionPenaltyLogitsProcessor`."""
+    presence: float
+    """0 changes nothing; as OpenAI's, and so is the next."""
+    frequency: float
+    prompt_ids: tuple[int, ...]
+    """In any order, each at least once."""
+    output_ids: tuple[int, ...]
+    """As they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,25 +29,44 @@ class SampleSpec:
     """How the token after a chunk is drawn. The random number depends on seed and position only."""
 
     temperature: float
+    """0 takes the most likely token."""
     top_p: float
     top_k: int
     """0 keeps all tokens."""
     seed: int
     position: int
     """Number of the output token that is drawn, from 0."""
+    min_p: float = 0.0
+    """0 keeps all tokens."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits."""
+    penalties: Penalties | None = None
+    forbidden_ids: tuple[int, ...] = ()
+    num_top_logprobs: int | None = None
+    """Most likely tokens that are reported beside the drawn one; None reports nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logarithms of probabilities in the model's own distribution, at one position."""
+
+    drawn: float
+    top: tuple[tuple[int, float], ...] = ()
+    """Token ids with their own, most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens at positions [start, start + len(token_ids)) of one request, computed in this step."""
+    """Tokens at positions [start, start + len(token_ids)) of one choice, computed in this step."""
 
     request_id: str
+    """Identity of the choice that it belongs to: `Request.key`."""
     adapter: AdapterKey | None
     """None computes the base model."""
     token_ids: tuple[int, ...]
     start: int
     block_table: tuple[int, ...]
-    """KV blocks of the request, covering at least start + len(token_ids) positions."""
+    """Its KV blocks, covering at least start + len(token_ids) positions."""
     sample: SampleSpec | None
     """None while the prompt goes on after this chunk."""
 
@@ -45,7 +83,7 @@ class StepPlan:
     evictions: tuple[AdapterKey, ...]
     """Adapters whose memory is given up before the loads start."""
     num_preempted: int
-    """Requests that lost their KV blocks to make room, to be recomputed later."""
+    """Choices that lost their KV blocks to make room, to be recomputed later."""
 
     @property
     def num_tokens(self) -> int:
@@ -63,6 +101,8 @@ class StepOutput:
     """What the runner returns for a plan."""
 
     tokens: dict[str, int]
-    """Request id to sampled token id, for each chunk that samples and did not fail."""
+    """`Chunk.request_id` to sampled token id, for each chunk that samples and did not fail."""
     failures: dict[str, str]
-    """Request id to reason, for rows whose logits were not finite."""
+    """`Chunk.request_id` to reason, for rows whose logits were not finite."""
+    logprobs: Mapping[str, Logprobs] = field(default_factory=dict)
+    """`Chunk.request_id` to log-probabilities, for tokens whose spec asks for them."""

@@ -8,27 +8,49 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
+ADAPTER_MISMATCH = "adapter_mismatch"
+"""Code of `Failed` for an adapter that does not fit the worker's base model."""
 RejectionCode = Literal["overloaded", "refused", "draining"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one request are chosen and when it ends."""
+    """How the tokens of one request are chosen and when it ends; `engine.sampler` says in which
+    order. The defaults change nothing."""
 
     max_tokens: int
-    """Hard cap on generated tokens, ≥ 1; always explicit, so that a reservation is a bound."""
+    """Hard cap on generated tokens of each choice, ≥ 1; always explicit, so that a reservation is
+    a bound."""
+    n: int = 1
+    """Choices: independent answers to one prompt, ≥ 1."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps all tokens."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Above 0; on prompt and output."""
+    presence_penalty: float = 0.0
+    """On the output alone; so is `frequency_penalty`."""
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids of the vocabulary, each once, and what is added to their logits."""
     seed: int
-    """Random numbers are a function of seed and position only."""
+    """Random numbers are a function of seed, choice and position only."""
     stop: tuple[str, ...] = ()
     """Stop strings; the text that matches is not returned."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a choice as the model's own end does; their text is not returned."""
+    ignore_eos: bool = False
+    """True goes on after the model's own end."""
+    min_tokens: int = 0
+    """The first so many tokens end no choice: neither tokens nor stop strings among them do."""
+    top_logprobs: int | None = None
+    """0 to 20 of the most likely tokens are reported beside each token; None reports nothing."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -122,23 +144,53 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
+class Alternative(msgspec.Struct, frozen=True, array_like=True):
+    """A token that might have come at a position."""
+
+    token: str
+    """As text: half a character shows as U+FFFD, a special token by its name."""
+    data: bytes | None
+    """What it adds to the text, in UTF-8; None for special tokens, which add nothing."""
+    logprob: float
+    """Natural logarithm of its probability in the model's own distribution: before temperature,
+    filters, penalties and bias."""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token that came, and what was likely in its place."""
+
+    drawn: Alternative
+    start: int
+    """Characters of the choice's text before it; of a token that is half a character, before that
+    character."""
+    top: tuple[Alternative, ...]
+    """Most likely first."""
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """New output of one request: `ids[0]` is output token number `sequence` (from 0)."""
+    """New output of one choice: `ids[0]` is its output token number `sequence` (from 0)."""
 
     request_id: str
+    choice: int = 0
     sequence: int
     ids: tuple[int, ...]
     text: str
     """Whole characters only; may be empty while a character or a stop string is incomplete."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens whose text is returned, each once that is sure; so they may come later than
+    `ids`, and a token that a stop string cut off never comes."""
+    finish_reason: Literal["stop", "length"] | None = None
+    """Why the choice ended with these tokens; None while it goes on."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The request ended; nothing follows. `text` is the tail that was held back."""
+    """All choices have ended; nothing follows."""
 
     request_id: str
     reason: FinishReason
+    """`abort`, or `length` if that is why any choice ended, or `stop`."""
     usage: Usage
-    text: str = ""
+    """The prompt once, and the output of all choices."""
     queue_ms: float = 0.0
     """From arrival at the worker to the first step that computed any of it, or to its end."""
 

@@ -1,33 +1,46 @@
-"""A request as the engine sees it: a resumable value plus where its computation stands."""
+"""A request as the engine sees it: resumable values plus where their computation stands."""
 
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.plan import SampleSpec
-from loraplex.engine.protocol import Submit, Usage
+from loraplex.engine.plan import Logprobs, Penalties, SampleSpec
+from loraplex.engine.protocol import Sampling, Submit, TokenLogprob, Usage
+from loraplex.engine.seeds import choice_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What may be sent of a choice at some moment."""
+
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    def __add__(self, later: "Piece") -> "Piece":
+        return Piece(self.text + later.text, self.logprobs + later.logprobs)
 
 
 class Text(Protocol):
-    """Turns output tokens into text that is safe to send, and notices stop strings."""
+    """Turns output tokens into what is safe to send, and notices stop strings."""
 
     @property
     def stopped(self) -> bool:
         """True once a stop string has matched."""
         ...
 
-    def push(self, token_id: int) -> str:
-        """Take one output token; return the text that may be sent now."""
+    def push(self, token_id: int, logprobs: Logprobs | None) -> Piece:
+        """Take one output token, with its log-probabilities if they are to be told; return what
+        may be sent now."""
         ...
 
-    def flush(self) -> str:
-        """Return what was held back, at the end of the request."""
+    def end(self) -> Piece:
+        """Return what was held back, at the end of the choice."""
         ...
 
 
 class Status(Enum):
-    """Where a request stands; FINISHED is final."""
+    """Where a choice stands; FINISHED is final."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -35,8 +48,53 @@ class Status(Enum):
 
 
 @dataclass(slots=True, eq=False)
+class Submission:
+    """What a gateway sent, and what its choices have in common."""
+
+    submit: Submit
+    arrival_s: float
+    adapter_bytes: int
+    """Device memory of its adapter; 0 for the base model."""
+    end_token_ids: frozenset[int]
+    """Tokens that end a choice."""
+    open: list["Request"] = field(default_factory=list)
+    """Choices that have not ended."""
+    num_ended_tokens: int = 0
+    """Output of those that have."""
+    was_cut: bool = False
+    """True once a choice ended at its cap on tokens."""
+    prompt_ids: tuple[int, ...] = ()
+    """Distinct ids of the prompt, where a penalty is on them."""
+    waited_until_s: float | None = None
+    """When the first step that computed any of it was planned, or it ended without one."""
+
+    def __post_init__(self) -> None:
+        if self.sampling.repetition_penalty != 1:
+            self.prompt_ids = tuple(set(self.submit.prompt))
+
+    @property
+    def request_id(self) -> str:
+        """Identity of the request, unique among those open."""
+        return self.submit.request_id
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
+        return self.submit.sampling
+
+    def usage(self) -> Usage:
+        """What ran so far: the prompt once, and the output of all choices."""
+        of_open = sum(request.num_output_tokens for request in self.open)
+        return Usage(
+            prompt_tokens=len(self.submit.prompt),
+            cached_tokens=0,
+            completion_tokens=self.num_ended_tokens + of_open,
+        )
+
+
+@dataclass(slots=True, eq=False)
 class Request:
-    """One request between its arrival and its end.
+    """One choice of a request between its arrival and its end: what the scheduler schedules.
 
     Positions, as intervals of `token_ids`::
 
@@ -48,36 +106,37 @@ class Request:
     sets `num_computed_tokens` to 0 and nothing else.
     """
 
-    submit: Submit
+    submission: Submission
+    choice: int
     text: Text
-    arrival_s: float
-    adapter_bytes: int
-    """Device memory of its adapter; 0 for the base model."""
     token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     status: Status = Status.WAITING
-    waited_until_s: float | None = None
-    """When the first step that computed any of it was planned, or it ended without one."""
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.submit.prompt)
+        self.token_ids = list(self.submission.submit.prompt)
 
     @property
-    def request_id(self) -> str:
-        """Identity of the request, unique among those open."""
-        return self.submit.request_id
+    def key(self) -> str:
+        """Identity of the choice, unique among those open."""
+        return choice_key(self.submission.request_id, self.choice)
 
     @property
     def adapter(self) -> AdapterKey | None:
         """What it runs on, pinned at admission."""
-        digest = self.submit.adapter
-        return None if digest is None else AdapterKey(self.submit.tenant, digest)
+        submit = self.submission.submit
+        return None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
 
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens that the client sent."""
-        return len(self.submit.prompt)
+        return len(self.submission.submit.prompt)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens that it adds to the queue while it waits; its first choice has them all."""
+        return 0 if self.choice else self.num_prompt_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -87,28 +146,52 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.token_ids) - len(self.submit.prompt)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_tokens_to_compute(self) -> int:
         """Tokens that are known but not in the KV cache; 1 while decoding."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def may_end(self) -> bool:
+        """False while the newest token is one of those that end no choice."""
+        return self.num_output_tokens > self.submission.sampling.min_tokens
+
     def sample_spec(self) -> SampleSpec:
         """How its next token is drawn."""
-        sampling = self.submit.sampling
+        sampling, position = self.submission.sampling, self.num_output_tokens
+        forbidden = position < sampling.min_tokens
         return SampleSpec(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=sampling.seed,
-            position=self.num_output_tokens,
+            seed=choice_seed(sampling.seed, self.choice),
+            position=position,
+            min_p=sampling.min_p,
+            logit_bias=sampling.logit_bias,
+            penalties=self._penalties(),
+            forbidden_ids=tuple(self.submission.end_token_ids) if forbidden else (),
+            num_top_logprobs=sampling.top_logprobs,
         )
 
-    def usage(self) -> Usage:
-        """What ran so far."""
-        return Usage(
-            prompt_tokens=self.num_prompt_tokens,
-            cached_tokens=0,
-            completion_tokens=self.num_output_tokens,
+    def _penalties(self) -> Penalties | None:
+        sampling = self.submission.sampling
+        if (
+            sampling.repetition_penalty == 1
+            and not sampling.presence_penalty
+            and not sampling.frequency_penalty
+        ):
+            return None
+        return Penalties(
+            repetition=sampling.repetition_penalty,
+            presence=sampling.presence_penalty,
+            frequency=sampling.frequency_penalty,
+            prompt_ids=self.submission.prompt_ids,
+            output_ids=tuple(self.token_ids[self.num_prompt_tokens :]),
         )
+
+
+def choice_key(request_id: str, choice: int) -> str:
+    """`Request.key` of a request's choice."""
+    return f"{request_id}#{choice}" if choice else request_id

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchLayout, StepBatch, build_batch
-from loraplex.engine.lora_linear import adopt_linears
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.sampler import sample
-from loraplex.kernels.attention import KvCache, allocate_kv_cache, paged_attention
-from loraplex.kernels.attention_plan import AttentionMetadata, KvLayout, Window
+from loraplex.kernels.attention import KvCache, Scoring, allocate_kv_cache, paged_attention
+from loraplex.kernels.attention_plan import AttentionMetadata, KvLayout
+from loraplex.kernels.lora_cpu import CpuLora
 
 _NOT_FINITE = "the model computed numbers that are not finite"
 
@@ -32,23 +33,32 @@ class _PagedStep:
     caches: Sequence[KvCache]
     metadata: AttentionMetadata
 
-    def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scaling: float, window: Window
-    ) -> Tensor:
-        cache = self.caches[layer]
-        return paged_attention(q, k, v, cache, self.metadata, scaling=scaling, window=window)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+        return paged_attention(q, k, v, self.caches[layer], self.metadata, scoring)
 
 
 class ModelRunner:
-    """A base model with its pool of KV blocks; it takes over the model's linear layers."""
+    """A base model with its pool of KV blocks."""
 
-    def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        num_blocks: int,
+        block_size: int,
+        cpu_lora: CpuLora | None = None,
+    ) -> None:
+        """``cpu_lora`` computes adapters where the model runs on a CPU, in a dtype that it knows;
+        without it torch does."""
+        if model.device.type != "cpu" or not (cpu_lora and cpu_lora.supports(model.dtype)):
+            cpu_lora = None
         self._model = model
-        self._lora = adopt_linears(model.network, sorted(model.linear_paths), model.head_path)
+        self._lora = model.lora
         kv_layout = KvLayout(num_blocks, block_size)
         self._layout = BatchLayout(
             kv=kv_layout,
             windows=frozenset(layer.window for layer in model.layers),
+            vocab_size=model.vocab_size,
+            cpu_lora=cpu_lora,
             dtype=model.dtype,
             device=model.device,
         )
@@ -63,11 +73,21 @@ class ModelRunner:
             for layer in model.layers
         ]
 
+    @property
+    def shapes(self) -> BaseShapes:
+        """What an adapter can be attached to."""
+        return self._model.shapes
+
     def locate(self, weights: AdapterWeights) -> AdapterWeights:
-        """Prepare weights that have just been loaded for GPU kernels; CPUs need nothing."""
-        if self._layout.device.type != "cuda":
+        """Prepare weights that have just been loaded for compiled kernels; torch needs nothing."""
+        if self._layout.device.type == "cpu" and self._layout.cpu_lora is None:
             return weights
-        return self._lora.locate(weights, self._layout.dtype, self._layout.device)
+        return self._lora.locate(
+            weights,
+            self._layout.dtype,
+            self._layout.device,
+            b_is_transposed=self._layout.cpu_lora is not None,
+        )
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
@@ -75,7 +95,7 @@ class ModelRunner:
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute the batch and draw a token for each chunk that samples."""
-        sampled = sample(self.logits(batch), batch.specs)
+        sampled = sample(self.logits(batch), batch.sampling)
         tokens: dict[str, int] = {}
         failures: dict[str, str] = {}
         for request_id, token_id in zip(batch.request_ids, sampled.token_ids, strict=True):
@@ -83,7 +103,8 @@ class ModelRunner:
                 failures[request_id] = _NOT_FINITE
             else:
                 tokens[request_id] = token_id
-        return StepOutput(tokens, failures)
+        logprobs = {batch.request_ids[row]: found for row, found in sampled.logprobs.items()}
+        return StepOutput(tokens, failures, logprobs)
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:

@@ -1,23 +1,41 @@
 """Draws the next token of each row. A row's token depends on its logits and spec alone.
 
-Rows are drawn one by one on the host, so that neither the batch around a row nor the device that
-made its logits can change a rounding. Greedy rows never leave the device.
+Rows are drawn together where their logits are; on a CPU as many at a time as its cache holds.
+Probabilities are float64: what the batch around a row or the kind of device can change there is
+some 1e-16 of them, so a seed gives the same tokens alone and in any batch. Greedy rows without
+other options cost one maximum.
+
+Logits are processed in this order, as in vLLM's sampler
+(https://docs.vllm.ai/en/latest/design/logits_processors.html) and transformers' `generate`:
+
+1. Forbidden tokens: −∞ (`min_tokens`).
+2. `logit_bias`: added.
+3. `repetition_penalty` r (https://arxiv.org/abs/1909.05858), as transformers'
+   `RepetitionPenaltyLogitsProcessor`: the logit of a token of prompt or output is divided by r
+   where it is positive and multiplied by r where it is negative.
+4. `frequency_penalty` f and `presence_penalty` p, as OpenAI's: a token that came c > 0 times in the
+   output loses f · c + p.
+5. Temperature 0 ends here, with the largest logit, the lowest id among equals; others divide.
+6. `top_k`: the k most likely.
+7. `top_p` (https://arxiv.org/abs/1904.09751): of these the fewest that hold the share p.
+8. `min_p` (https://arxiv.org/abs/2407.01082): of these all that are at least p times as likely as
+   the most likely.
+
+Log-probabilities are those of the model: before all of this.
 """
 
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from loraplex.engine.plan import SampleSpec
+from loraplex.engine.plan import Logprobs
+from loraplex.engine.sampling_rows import Drawn, Edits, Filters, Group, SamplingRows
 
-Floats: TypeAlias = npt.NDArray[np.float32]
-Indices: TypeAlias = npt.NDArray[np.int64]
+MAX_TOP_LOGPROBS = 20
+"""What OpenAI's clients may ask for. All rows are searched for this many, so that ties between
+equals are decided alike whatever the others of the batch ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,87 +43,144 @@ class SampledRows:
     """What was drawn, row by row."""
 
     token_ids: list[int | None]
-    """None for a row whose logits held NaN, +∞, or nothing but −∞."""
+    """None for a row whose logits held NaN, +∞, or nothing but −∞ and forbidden tokens."""
+    logprobs: dict[int, Logprobs] = field(default_factory=dict)
+    """By row, for those that ask for them."""
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> SampledRows:
-    """Draw one token per row of `logits` [rows, vocab], float32. −∞ forbids a token.
+def sample(logits: Tensor, options: SamplingRows) -> SampledRows:
+    """Draw one token per row of `logits` [rows, vocab], float32. −∞ forbids a token."""
+    maxima, token_ids = logits.max(dim=-1)  # NaN wins over every number
+    for group in options.groups:
+        maxima[group.rows], token_ids[group.rows] = _sample_group(logits, maxima, group)
+    drawn = [
+        token_id if is_finite else None
+        for token_id, is_finite in zip(
+            token_ids.tolist(), torch.isfinite(maxima).tolist(), strict=True
+        )
+    ]
+    return SampledRows(drawn, _logprobs(logits, token_ids, options))
 
-    Temperature 0 takes the largest logit, the lowest id among equals. Otherwise temperature, then
-    `top_k`, then `top_p` of what is left.
+
+def _sample_group(logits: Tensor, maxima: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    """The largest logit after step 4, not finite if it was not before, and a token: both [g]."""
+    scores, largest = logits[group.rows], maxima[group.rows]
+    token_ids = group.rows  # of the right shape; without edits all are drawn
+    if group.edits is not None:
+        _edit(scores, group.edits)
+        after, token_ids = scores.max(dim=-1)
+        largest = torch.where(torch.isfinite(largest), after, largest)
+    for drawn in group.drawn:
+        if len(drawn.rows) == len(group.rows):
+            return largest, _draw(scores, largest.unsqueeze(1), drawn)
+        of_drawn = _draw(scores[drawn.rows], largest[drawn.rows].unsqueeze(1), drawn)
+        token_ids = token_ids.index_copy(0, drawn.rows, of_drawn)
+    return largest, token_ids
+
+
+def _edit(scores: Tensor, edits: Edits) -> None:
+    """Steps 1 to 4, in place."""
+    if (forbidden := edits.forbidden) is not None:
+        scores[forbidden.rows, forbidden.ids] = forbidden.values
+    if (bias := edits.bias) is not None:
+        scores[bias.rows, bias.ids] += bias.values
+    if (repeated := edits.repeated) is not None:
+        # A token that is marked twice is written twice, with the same value.
+        found, penalty = scores[repeated.rows, repeated.ids], repeated.values
+        changed = torch.where(found < 0, found * penalty, found / penalty)
+        scores[repeated.rows, repeated.ids] = changed
+    if (counted := edits.counted) is not None:
+        scores[counted.rows, counted.ids] -= counted.values
+
+
+def _draw(scores: Tensor, largest: Tensor, drawn: Drawn) -> Tensor:
+    """Steps 5 to 8 and a token by chance for each row of `scores` [d, vocab]: [d] int64."""
+    if drawn.filters is None:
+        weights = _weights(scores, largest, drawn.temperature)
+        return _invert(weights.cumsum_(dim=-1), drawn.uniform)
+    ids, cumulative = _candidates(scores, largest, drawn, drawn.filters)
+    return ids.gather(1, _invert(cumulative, drawn.uniform).unsqueeze(1)).squeeze(1)
+
+
+def _weights(scores: Tensor, largest: Tensor, temperature: Tensor) -> Tensor:
+    """Probabilities up to a factor of each row, in float64: the largest is 1, none overflows."""
+    return (scores.double() - largest).div_(temperature).exp_()
+
+
+def _candidates(
+    scores: Tensor, largest: Tensor, drawn: Drawn, filters: Filters
+) -> tuple[Tensor, Tensor]:
+    """What the filters leave of each row, most likely first: ids and running sums of weights, both
+    [d, m]. Beyond what is left the sums stay."""
+    vocab_size = scores.shape[1]
+    whole = None
+    if filters.max_top_k is not None:
+        num_candidates = min(filters.max_top_k, vocab_size)
+    else:
+        weights = _weights(scores, largest, drawn.temperature)
+        whole = weights.sum(dim=-1, keepdim=True)
+        # Weights below this hold less than 1 - p together, so the nucleus does without them, and
+        # few are left to sort. Half of it, against rounding.
+        floor = (0.5 * (1 - filters.top_p) * whole / vocab_size).maximum(filters.min_p)
+        num_candidates = max(1, int((weights >= floor).sum(dim=-1).max()))
+    ids = _most_likely(scores, num_candidates)
+    weights = _weights(scores.gather(1, ids), largest, drawn.temperature)
+    places = torch.arange(num_candidates, device=scores.device)
+    weights.masked_fill_(places >= filters.top_k, 0)
+    cumulative = weights.cumsum(dim=-1)
+    if whole is None:
+        whole = cumulative[:, -1:]
+    in_nucleus = cumulative - weights < filters.top_p * whole
+    kept = in_nucleus & (weights >= filters.min_p) | (places == 0)
+    return ids, weights.masked_fill_(~kept, 0).cumsum(dim=-1)
+
+
+def _most_likely(scores: Tensor, count: int) -> Tensor:
+    """Ids of each row's `count` largest, in order, the lowest id first among equals: [d, count].
+
+    A score's bits, of a negative one all but the sign turned round, order as integers as the scores
+    do; below them the id makes every key another.
     """
-    maxima, argmaxima = logits.max(dim=-1)  # NaN wins over every number
-    token_ids: list[int | None] = argmaxima.tolist()
-    is_finite = torch.isfinite(maxima).tolist()
-    drawn = [row for row, spec in enumerate(specs) if spec.temperature > 0 and is_finite[row]]
-    if drawn:
-        on_host = logits[drawn].cpu().numpy()
-        for row, values in zip(drawn, on_host, strict=True):
-            token_ids[row] = _draw(values, specs[row])
-    for row, finite in enumerate(is_finite):
-        if not finite:
-            token_ids[row] = None
-    return SampledRows(token_ids)
+    vocab_size = scores.shape[1]
+    bits = (scores + 0.0).view(torch.int32)  # −0 is 0
+    ordered = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits).long()
+    ordered = ordered.bitwise_left_shift_(32)
+    ordered += torch.arange(vocab_size - 1, -1, -1, device=scores.device)
+    return (vocab_size - 1) - (_largest(ordered, count) & 0xFFFFFFFF)
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), a pure function of seed (modulo 2⁶⁴) and position: 53 bits of a hash."""
-    message = struct.pack("<QQ", seed % 2**64, position)
-    digest = blake2b(message, digest_size=8, person=b"loraplex-sample").digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+def _largest(keys: Tensor, count: int) -> Tensor:
+    """Each row's `count` largest integers, in descending order: [d, count]."""
+    if keys.device.type != "cpu":
+        return keys.topk(count, dim=-1).values
+    # NumPy sorts integers with vector instructions, several times faster than torch's topk.
+    found = np.partition(keys.numpy(), -count, axis=1)[:, -count:]
+    return torch.from_numpy(np.sort(found, axis=1)[:, ::-1].copy())
 
 
-def _draw(logits: Floats, spec: SampleSpec) -> int:
-    """Narrow the row by top_k and top_p, draw a place in what is left, trace it back to an id."""
-    in_top_k = _top_k(logits, spec.top_k)
-    left = logits if in_top_k is None else logits[in_top_k]
-    temperature = np.float32(max(spec.temperature, 1e-30))  # what is lower draws the same
-    with np.errstate(over="ignore"):  # −∞ is right
-        weights = np.exp((left - left.max()) / temperature)
-    in_top_p = _top_p(weights, spec.top_p)
-    left = weights if in_top_p is None else weights[in_top_p]
-    place = _invert(left, uniform(spec.seed, spec.position))
-    for places in (in_top_p, in_top_k):
-        if places is not None:
-            place = int(places[place])
-    return place
+def _invert(cumulative: Tensor, uniform: Tensor) -> Tensor:
+    """Places at which running sums [d, m] reach their share `uniform` [d, 1] of the whole: [d]."""
+    whole = cumulative[:, -1:].contiguous()
+    # The first sum beyond; should the product be rounded up to the whole, the last that grew.
+    beyond = torch.searchsorted(cumulative, uniform * whole, right=True)
+    places = torch.minimum(beyond, torch.searchsorted(cumulative, whole)).squeeze(1)
+    return places.clamp_(max=cumulative.shape[1] - 1)  # of NaN, which is dropped later
 
 
-def _invert(weights: Floats, u: float) -> int:
-    """Place at which the cumulative distribution reaches the uniform number u."""
-    cumulative = np.cumsum(weights.astype(np.float64))
-    # The first sum beyond u; should the product be rounded up to the whole, the last that grew.
-    return min(
-        int(np.searchsorted(cumulative, u * cumulative[-1], side="right")),
-        int(np.searchsorted(cumulative, cumulative[-1], side="left")),
-    )
+def _logprobs(logits: Tensor, drawn: Tensor, options: SamplingRows) -> dict[int, Logprobs]:
+    if options.reported is None:
+        return {}
+    found = logits[options.reported].double().log_softmax(dim=-1)
+    of_drawn = found.gather(1, drawn[options.reported].unsqueeze(1)).squeeze(1).tolist()
+    values, ids = found.topk(min(MAX_TOP_LOGPROBS, found.shape[1]), dim=-1)
+    tops = zip(ids.tolist(), values.tolist(), strict=True)
+    rows = options.reported.tolist()
+    return {
+        row: Logprobs(value, _ordered(top)[:num])
+        for row, value, top, num in zip(rows, of_drawn, tops, options.num_top_logprobs, strict=True)
+    }
 
 
-def _top_k(logits: Floats, k: int) -> Indices | None:
-    """Ids of the k largest logits, ascending; None keeps all."""
-    if not 0 < k < len(logits):
-        return None
-    smallest = np.partition(logits, len(logits) - k)[len(logits) - k]
-    return _largest(logits, k, smallest)
-
-
-def _top_p(weights: Floats, p: float) -> Indices | None:
-    """Places of the fewest weights that hold at least the share p of all, ascending; None keeps
-    all. (Nucleus sampling, https://arxiv.org/abs/1904.09751.)"""
-    if p >= 1:
-        return None
-    whole = weights.sum(dtype=np.float64)
-    # Weights below this hold less than 1 - p together, so the nucleus does without them, and few
-    # are left to sort. Half of it, against rounding.
-    floor = 0.5 * (1 - p) * whole / len(weights)
-    descending = np.sort(weights[weights >= floor])[::-1]
-    cumulative = np.cumsum(descending.astype(np.float64))
-    last = min(int(np.searchsorted(cumulative, p * whole, side="left")), len(descending) - 1)
-    return _largest(weights, last + 1, descending[last])
-
-
-def _largest(values: Floats, count: int, smallest: np.float32) -> Indices:
-    """Places of the `count` largest, of which one is `smallest`; among equals the first count."""
-    above = np.flatnonzero(values > smallest)
-    equal = np.flatnonzero(values == smallest)[: count - len(above)]
-    return np.sort(np.concatenate((above, equal)))
+def _ordered(top: tuple[list[int], list[float]]) -> tuple[tuple[int, float], ...]:
+    """Most likely first, the lowest id among equals."""
+    return tuple(sorted(zip(*top, strict=True), key=lambda pair: (-pair[1], pair[0])))

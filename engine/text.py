@@ -15,11 +15,15 @@ class TextStream:
     of a character that is still incomplete at the end are dropped.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), min_tokens: int = 0
+    ) -> None:
+        """Stop strings are looked for in what follows the first `min_tokens` tokens."""
         if "" in stop:
             raise ValueError("a stop string is empty; it would stop every request at once")
         self._characters = _Characters(tokenizer)
         self._stop = stop
+        self._num_unstoppable = min_tokens
         self._held = ""
         self._stopped = False
 
@@ -33,6 +37,9 @@ class TextStream:
         if self._stopped:
             return ""
         text = self._held + self._characters.push(token_id)
+        if self._num_unstoppable:
+            self._num_unstoppable -= 1
+            return text
         end = self._first_stop(text)
         if end is not None:
             self._stopped, self._held = True, ""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from loraplex.adapters.errors import AdapterMismatch
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 
@@ -14,10 +15,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The end of one transfer; `weights` is None when it failed."""
+    """The end of one transfer: weights, or why there are none."""
 
     key: AdapterKey
     weights: AdapterWeights | None
+    error: Exception | None = None
 
 
 class Transfers:
@@ -67,8 +69,11 @@ class Transfers:
     def _run(self, key: AdapterKey) -> None:
         try:
             arrival = Arrival(key, self._load(key.digest))
-        except Exception:  # noqa: BLE001  whatever it was, those who wait must hear of it
+        except AdapterMismatch as error:
+            _log.error("%s", error)
+            arrival = Arrival(key, None, error)
+        except Exception as error:  # noqa: BLE001  whatever it was, those who wait must hear of it
             _log.exception("adapter %s could not be loaded", key.digest)
-            arrival = Arrival(key, None)
+            arrival = Arrival(key, None, error)
         self._arrived.put(arrival)
         self._on_arrival()

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from loraplex.kernels.attention import KvCache
-from loraplex.kernels.attention_plan import Span, Window
+from loraplex.kernels.attention import KvCache, Scoring
+from loraplex.kernels.attention_plan import Span
 
 
 def paged_attention_reference(
-    q: Tensor, cache: KvCache, spans: Sequence[Span], *, scaling: float, window: Window = None
+    q: Tensor, cache: KvCache, spans: Sequence[Span], scoring: Scoring
 ) -> Tensor:
     """Attend row by row, with sums in float64, over a cache that holds the step already.
 
@@ -18,12 +18,12 @@ def paged_attention_reference(
         q: ``[rows, heads, key_dim]``.
         cache: with the keys and values of this step in their slots.
         spans: of all rows, in order.
-        scaling: factor of the scores.
-        window: positions that a row sees, itself included.
+        scoring: of the layer.
 
     Returns:
         ``[rows, heads, value_dim]``, float64.
     """
+    scaling, window, softcap = scoring
     block_size, kv_heads = cache.keys.shape[1:3]
     group = q.shape[1] // kv_heads
     rows: list[Tensor] = []
@@ -38,6 +38,8 @@ def paged_attention_reference(
             heads: list[Tensor] = []
             for head in range(q.shape[1]):
                 scores = scaling * keys[:, head // group] @ query[head]
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
                 heads.append(torch.softmax(scores, dim=0) @ values[:, head // group])
             rows.append(torch.stack(heads))
     return torch.stack(rows)

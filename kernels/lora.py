@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from loraplex.kernels.lora_cpu import CpuModuleSegments
 from loraplex.kernels.segments import ModuleSegments, TableRows, lora_table, step_segments
 
 
@@ -20,7 +21,11 @@ class LoraSegment(NamedTuple):
     scale: float
 
 
-def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment] | ModuleSegments) -> None:
+Segments = Sequence[LoraSegment] | ModuleSegments | CpuModuleSegments
+"""What one module of a step adds."""
+
+
+def add_lora(y: Tensor, x: Tensor, segments: Segments) -> None:
     """Add each segment's low-rank update to its rows of ``y``, in place.
 
     For every segment and every row ``i`` in ``[start, end)``::
@@ -35,11 +40,15 @@ def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment] | ModuleSegme
         y: ``[rows, out]``, float32, bfloat16 or float16.
         x: ``[rows, in]``, same dtype as ``y``.
         segments: weights in the dtype of ``y``, each at its true rank, read once; or, made once
-            for all modules of a step, where they lie: that is what GPU kernels read.
+            for all modules of a step, where they lie: that is what compiled kernels read.
 
     Raises:
-        ValueError: what a GPU kernel would read wrong or out of bounds.
+        ValueError: what a compiled kernel would read wrong or out of bounds.
     """
+    if isinstance(segments, CpuModuleSegments):
+        _add_lora_torch(y, x, _long_segments(segments))
+        segments.step.kernel.add(y, x, segments)
+        return
     if not isinstance(segments, ModuleSegments):
         if not y.is_cuda:
             _add_lora_torch(y, x, segments)
@@ -59,6 +68,14 @@ def _add_lora_torch(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> No
         # CPUs it is faster than a bfloat16 product of so few rows.
         shrunk = x[start:end].float() @ a.float().T
         y[start:end].add_(shrunk @ b.float().T, alpha=scale)
+
+
+def _long_segments(segments: CpuModuleSegments) -> list[LoraSegment]:
+    return [
+        LoraSegment(start, end, pair.a, pair.b, pair.scale)
+        for start, end, table in segments.step.long
+        if (pair := table.pairs[segments.module]) is not None
+    ]
 
 
 def _locate(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> ModuleSegments | None:

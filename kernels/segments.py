@@ -1,4 +1,4 @@
-"""What GPU kernels read of a step's adapters: addresses and row ranges, made once, on the host.
+"""What compiled kernels read of a step's adapters: addresses and row ranges, made on the host.
 
 Weights stay where their adapter was loaded, each at its own rank.  An adapter has one table of
 addresses, made when it is loaded; a step has one list of chunks, each of which points to the table
@@ -108,6 +108,7 @@ def lora_table(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    b_is_transposed: bool = False,
 ) -> LoraTable:
     """Note where an adapter's weights lie.
 
@@ -116,6 +117,7 @@ def lora_table(
         shapes: ``(out, in)`` of each module.
         dtype: of all weights.
         device: of all weights.
+        b_is_transposed: ``b`` must lie in memory as ``[rank, out]``, not as ``[out, rank]``.
 
     Raises:
         ValueError: a kernel would read past a weight, or read it wrong.
@@ -127,7 +129,10 @@ def lora_table(
             continue
         rank = pair.a.shape[0]
         _check_weight("a", pair.a, (rank, in_width), dtype, device)
-        _check_weight("b", pair.b, (out_width, rank), dtype, device)
+        if b_is_transposed:
+            _check_weight("b transposed", pair.b.T, (rank, out_width), dtype, device)
+        else:
+            _check_weight("b", pair.b, (out_width, rank), dtype, device)
         scale_bits = np.float32(pair.scale).view(np.int32)
         entry[:] = pair.a.data_ptr(), pair.b.data_ptr(), rank, scale_bits
     return LoraTable(

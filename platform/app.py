@@ -1,8 +1,10 @@
 """The gateway as an ASGI application, composed from what it is given; nothing at import."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,6 +21,8 @@ from loraplex.platform.middleware import BodyBounds, BodyLimit, RequestContext
 from loraplex.platform.problems import reply_for
 from loraplex.platform.services import Resources, Services, build_services
 from loraplex.platform.uploads import sweep
+
+_log = logging.getLogger(__name__)
 
 
 def create_app(resources: Resources) -> FastAPI:
@@ -56,24 +60,39 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     resources = services.resources
     await asyncio.to_thread(sweep, resources.settings, resources.clock())
     console_parts: Console = app.state.console
-    background = [
-        asyncio.create_task(services.open_requests.keep_renewing(), name="renew-holds"),
-        asyncio.create_task(services.last_used.run(resources.database), name="last-used-keys"),
-        asyncio.create_task(
-            services.admin_last_used.run(resources.database), name="last-used-admin-keys"
-        ),
-        asyncio.create_task(console_parts.sampler.run(), name="console-sampler"),
-    ]
+    async with _beside(
+        {
+            "renew-holds": services.open_requests.keep_renewing(),
+            "last-used-keys": services.last_used.run(resources.database),
+            "last-used-admin-keys": services.admin_last_used.run(resources.database),
+            "console-sampler": console_parts.sampler.run(),
+        }
+    ):
+        try:
+            yield
+        finally:
+            await services.open_requests.settle_all()
+            services.prompts.close()
+
+
+@asynccontextmanager
+async def _beside(works: dict[str, Coroutine[Any, Any, None]]) -> AsyncGenerator[None, None]:
+    """Run works without end beside the block, by name. One that dies is told when it does, and
+    stops neither the block nor the others."""
+    tasks = [asyncio.create_task(work, name=name) for name, work in works.items()]
+    for task in tasks:
+        task.add_done_callback(_tell_death)
     try:
         yield
     finally:
-        await services.open_requests.drain(resources.settings.drain_timeout_s)
-        services.prompts.close()
-        for task in background:
+        for task in tasks:
             task.cancel()
-        for task in background:
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tell_death(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("%s died and is not started again", task.get_name(), exc_info=task.exception())
 
 
 async def _answer_query_error(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import ResolvedModel
 from loraplex.engine.errors import (
     EngineError,
+    EngineNotReached,
     EngineOverloaded,
     EngineUnavailable,
     RequestRefused,
@@ -17,14 +18,12 @@ from loraplex.engine.protocol import Finished, Sampling, Submit, Tokens
 from loraplex.platform.errors import ContextLengthExceeded, EngineStopped, KeyMissing
 from loraplex.platform.open_requests import OpenRequest
 from loraplex.platform.prompts import Prompt
+from loraplex.platform.sampling import SamplingOptions
 from loraplex.platform.services import Services
 from loraplex.tenants import api_keys
 from loraplex.tenants.api_keys import Principal
 from loraplex.tenants.prices import Price, current_price
 from loraplex.tenants.quotas import Hold
-
-MAX_SEED = (1 << 63) - 1
-"""The engine's seeds are not negative; a negative one of a client loses its sign bit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +37,7 @@ class CompletionRequest:
     max_tokens: int | None
     """None takes the platform's default, at most what the context leaves."""
     max_tokens_field: str
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    stop: tuple[str, ...]
+    sampling: SamplingOptions
     stream: bool
     include_usage: bool
 
@@ -70,7 +65,8 @@ class Admitted:
 async def complete(
     call: Call, services: Services
 ) -> AsyncGenerator[Admitted | Tokens | Finished, None]:
-    """Serve a completion: one Admitted, Tokens as they come, then Finished once it is settled.
+    """Serve a completion: one Admitted, Tokens as they come, then Finished once it is settled,
+    or while that goes on by itself, where the ledger cannot be written for long.
 
     Close the generator, or cancel what iterates over it, and the engine stops; what ran until then
     is charged. Raises errors of tenants, adapters, engine and platform, all told by `errors.py`.
@@ -134,6 +130,8 @@ async def _resolve(
 
 async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[Tokens, None]:
     """Run the request in the engine, and note in it what it will be charged for."""
+    if request.settling is not None:
+        raise EngineStopped  # broken off since it was admitted: nobody would count what ran now
     request.dispatched = True
     try:
         async with aclosing(services.resources.engine.generate(request.submit)) as events:
@@ -143,7 +141,7 @@ async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[
                     if request.first_token_at is None:
                         request.first_token_at = services.now()
                     yield event
-    except (RequestRefused, EngineOverloaded):
+    except (RequestRefused, EngineOverloaded, EngineNotReached):
         request.dispatched = False
         raise
     except EngineError as error:
@@ -155,8 +153,13 @@ async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[
 
 
 def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Services) -> Sampling:
-    """The sampling of a request, with an explicit cap and seed. Raises ContextLengthExceeded."""
-    context = services.resources.engine.model.max_model_len
+    """The sampling of a request, with an explicit cap and seed.
+
+    Raises InvalidRequest, ContextLengthExceeded.
+    """
+    model, settings = services.resources.engine.model, services.resources.settings
+    asked.sampling.refuse_unknown(model, settings.max_choices)
+    context = model.max_model_len
     left = context - num_prompt_tokens
     if left < 1:
         raise ContextLengthExceeded(
@@ -164,7 +167,7 @@ def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Servic
             "tokens and the output needs at least one; shorten the prompt.",
             asked.prompt_field,
         )
-    max_tokens = asked.max_tokens or min(services.resources.settings.default_max_tokens, left)
+    max_tokens = asked.max_tokens or min(settings.default_max_tokens, left)
     if max_tokens > left:
         raise ContextLengthExceeded(
             f"The prompt has {num_prompt_tokens} tokens and {asked.max_tokens_field} is "
@@ -172,14 +175,4 @@ def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Servic
             f"{context} tokens; set {asked.max_tokens_field} to at most {left}.",
             asked.max_tokens_field,
         )
-    seed = asked.seed
-    if seed is None:
-        seed = int.from_bytes(services.resources.entropy(8))
-    return Sampling(
-        max_tokens=max_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        seed=seed & MAX_SEED,
-        stop=asked.stop,
-    )
+    return asked.sampling.to_sampling(max_tokens, int.from_bytes(services.resources.entropy(8)))

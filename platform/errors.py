@@ -8,6 +8,7 @@ PlatformError
 ├── BodyTooLarge, BodyTimeout
 ├── ClientGone              the client left; nobody reads an answer
 ├── ClientStalled           the client stopped to read its stream
+├── LedgerUnavailable       usage cannot be written, so nothing that would be charged may run
 ├── EngineStopped           the worker ended the request before it was complete
 └── TokenizerUnsupported    user text could not be told from the model's special tokens
 """
@@ -94,6 +95,13 @@ class ClientStalled(PlatformError):
         super().__init__(f"The client did not read its stream for {pause_s:g} s.")
 
 
+class LedgerUnavailable(PlatformError):
+    """Usage waits to be written; what would add to it is not admitted."""
+
+    def __init__(self) -> None:
+        super().__init__("The usage ledger cannot be written.")
+
+
 class EngineStopped(PlatformError):
     """The worker ended the request early, because it is being stopped."""
 
@@ -175,6 +183,7 @@ RULES: Mapping[type[Exception], Rule] = {
     BodyTimeout: Rule(408, _REQUEST, "request_timeout", headers=(("connection", "close"),)),
     ClientGone: Rule(499, _REQUEST, "client_closed_request"),
     ClientStalled: Rule(499, _REQUEST, "slow_client"),
+    LedgerUnavailable: _database_down(),
     EngineStopped: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     TokenizerUnsupported: _INTERNAL,
     # Tenants, keys, quotas.
@@ -215,6 +224,7 @@ RULES: Mapping[type[Exception], Rule] = {
     engine.EngineOverloaded: Rule(503, _OUTAGE, "server_is_overloaded"),
     engine.EngineUnavailable: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     engine.RequestFailed: Rule(500, _SERVER),
+    engine.AdapterUnfit: Rule(409, "conflict_error", "adapter_mismatch", headers=(_NO_RETRY,)),
 }
 """An error is told by the rule of the nearest of its classes."""
 

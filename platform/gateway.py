@@ -8,13 +8,14 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import FrameType
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from loraplex.engine.client import StreamClient
 from loraplex.platform.app import create_app
-from loraplex.platform.services import Resources
+from loraplex.platform.services import Resources, Services
 from loraplex.platform.settings import Settings
 from loraplex.platform.stream import stream_address
 from loraplex.tenants.db import Database, explaining_failures, migrate
@@ -22,6 +23,9 @@ from loraplex.tenants.limits import Limits
 from loraplex.tenants.quotas import MemoryQuotas, Quotas
 from loraplex.tenants.quotas_redis import RedisQuotas
 from loraplex.tenants.secret import confirm_secret, load_secret
+
+BROKEN_OFF_S = 2
+"""What requests get to end by themselves after they were broken off, before they are cancelled."""
 
 
 class PortInUse(Exception):
@@ -89,20 +93,23 @@ async def open_quotas(settings: Settings) -> AsyncIterator[Quotas]:
 
 
 class GatewayServer(uvicorn.Server):
-    """An HTTP server that says when it accepts connections, and drains before it ends."""
+    """An HTTP server that says when it accepts connections, and settles all before it ends."""
 
     def __init__(self, resources: Resources, listener: socket.socket) -> None:
         self._listener = listener
         self._on_started: Callable[[], None] = lambda: None
         self._app = create_app(resources)
+        self._services: Services = self._app.state.services
+        self._drain_timeout_s = resources.settings.drain_timeout_s
         super().__init__(
             uvicorn.Config(
                 self._app,
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                lifespan="on",
-                timeout_graceful_shutdown=math.ceil(resources.settings.drain_timeout_s),
+                # The server would skip the app's end after a second signal.
+                lifespan="off",
+                timeout_graceful_shutdown=math.ceil(self._drain_timeout_s) + 2 * BROKEN_OFF_S,
             )
         )
 
@@ -112,18 +119,30 @@ class GatewayServer(uvicorn.Server):
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
+    @property
+    def num_unsettled(self) -> int:
+        """Requests whose usage did not get into the ledger and stands in the log."""
+        return self._services.open_requests.num_unsettled
+
     async def load_prompts(self) -> None:
         """Read the worker's tokenizer now rather than with the first request."""
-        await self._app.state.services.prompts.load()
+        await self._services.prompts.load()
 
     async def serve_until_signalled(self, on_started: Callable[[], None]) -> None:
-        """Serve until SIGINT or SIGTERM, then finish what is open; a second signal ends it now."""
+        """Serve until SIGINT or SIGTERM, then let open requests end within the drain timeout; a
+        second signal breaks them off. All are settled when this returns, however it does, except
+        for `num_unsettled`."""
         self._on_started = on_started
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            # The server raises its signal again when it has drained; its work is done by then.
+            # The server's own handlers end with it; no signal may end what is settled after it.
             loop.add_signal_handler(number, lambda: None)
-        await self.serve(sockets=[self._listener])
+        async with self._app.router.lifespan_context(self._app):
+            try:
+                await self.serve(sockets=[self._listener])
+            finally:
+                self._break_off()
+                self._cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections, and say so."""
@@ -131,13 +150,38 @@ class GatewayServer(uvicorn.Server):
         if not self.should_exit:
             self._on_started()
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Begin to end; called for each signal. The server's own would not wait for clean ends."""
+        drain_s = 0.0 if self.should_exit else self._drain_timeout_s
+        self.should_exit = True
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe(loop.call_later, drain_s, self._break_off)
 
-async def run_gateway(settings: Settings, announce: Callable[[str], None]) -> None:
-    """`loraplex gateway`: serve over a worker that runs elsewhere."""
+    def _break_off(self) -> None:
+        """Take no more requests, and end those that run: their clients get an error."""
+        if not self.started:
+            return
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        self._services.open_requests.break_off()
+        asyncio.get_running_loop().call_later(BROKEN_OFF_S, self._cancel)
+
+    def _cancel(self) -> None:
+        """End what does not end by itself, like a request whose body does not come."""
+        for task in self.server_state.tasks:
+            task.cancel()
+
+
+async def run_gateway(settings: Settings, announce: Callable[[str], None]) -> int:
+    """`loraplex gateway`: serve over a worker that runs elsewhere. Returns how many requests were
+    not settled."""
     with listen(settings) as listener:
         async with open_resources(settings) as resources:
             server = GatewayServer(resources, listener)
             await server.serve_until_signalled(lambda: announce(server.url))
+            return server.num_unsettled
 
 
 def _default_limits(settings: Settings) -> Limits:

@@ -6,16 +6,14 @@ serves the request may be cancelled at any moment, and its client may be gone; t
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from loraplex.adapters.registry.registry import ResolvedModel
 from loraplex.engine.client import EngineClient
 from loraplex.engine.protocol import Finished, Submit, Tokens, Usage
+from loraplex.platform.errors import EngineStopped, LedgerUnavailable
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
 from loraplex.tenants.api_keys import Principal
@@ -26,9 +24,13 @@ from loraplex.tenants.quotas import Hold, Quotas, Reservation
 
 _log = logging.getLogger(__name__)
 
-APPEND_DELAYS_S = (0.0, 0.1, 1.0)
-"""Pauses before the attempts to write to the ledger."""
 RENEW_EVERY_S = 20.0
+ANSWER_WAIT_S = 5.0
+"""What an answer waits for the ledger; where that takes longer, the request is settled after it."""
+SETTLE_TIMEOUT_S = 30.0
+"""What settling may take at shutdown, whatever the requests themselves were given to end."""
+GIVE_UP_S = 5.0
+"""What it takes at most to give up after that: quotas are told as well."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class OpenRequest:
     """Output tokens that came from the engine."""
     first_token_at: datetime | None = None
     finished: Finished | None = None
+    is_recorded: bool = False
+    """True once its usage is in the ledger."""
     settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def note(self, event: Tokens | Finished) -> None:
@@ -78,8 +82,15 @@ class OpenRequests:
         self._metrics = metrics
         self._now = now
         self._open: dict[str, OpenRequest] = {}
+        self._num_unsettled = 0
+        self._broken_off = False
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def num_unsettled(self) -> int:
+        """Requests that were given up; what is known of their usage stands in the log."""
+        return self._num_unsettled
 
     def __len__(self) -> int:
         return len(self._open)
@@ -89,13 +100,20 @@ class OpenRequests:
 
         Raises:
             QuotaExceeded, RequestExceedsLimit: see `Quotas.reserve`.
+            LedgerUnavailable: usage of others waits to be written already.
+            EngineStopped: all was broken off, for the end.
         """
+        if self._broken_off:
+            raise EngineStopped
+        if self._ledger.failing:
+            raise LedgerUnavailable
         submit = request.submit
         asked = Reservation(
             request_id=submit.request_id,
             tenant_id=request.principal.tenant_id,
             limits=request.principal.limits,
-            tokens=len(submit.prompt) + submit.sampling.max_tokens,
+            tokens=len(submit.prompt) + submit.sampling.n * submit.sampling.max_tokens,
+            slots=submit.sampling.n,
         )
         # In a task of its own, so that a cancelled caller cannot leave a hold that nobody knows.
         request.holding = asyncio.create_task(self._quotas.reserve(asked))
@@ -105,20 +123,41 @@ class OpenRequests:
         return await asyncio.shield(request.holding)
 
     async def close(self, request: OpenRequest) -> None:
-        """Settle the request, once; the caller may be cancelled while it waits for that."""
+        """Settle the request, once. It is settled when this returns, unless that takes long: then
+        it goes on by itself, as it does when the caller is cancelled."""
         if request.holding is None:
             return
-        if request.settling is None:
-            request.settling = asyncio.create_task(self._settle(request))
-        await asyncio.shield(request.settling)
+        await asyncio.wait([self._settling(request)], timeout=ANSWER_WAIT_S)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Wait until no request is open, at most `timeout_s`; log what is left."""
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until no request is open, at most `timeout_s`; False if some are open then."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
-            _log.error("requests that are not settled at shutdown: %s", ", ".join(self._open))
+            return False
+        return True
+
+    def break_off(self) -> None:
+        """End all requests in the engine, now, and begin to settle them; nobody pays for them, and
+        no others are taken."""
+        self._broken_off = True
+        for request in self._open.values():
+            if request.settling is None:
+                request.failed |= request.finished is None
+                self._settling(request)
+
+    async def settle_all(self, timeout_s: float = SETTLE_TIMEOUT_S) -> None:
+        """Break off what is open and wait until it is settled; after `timeout_s` it is given up,
+        and each request's usage is logged."""
+        self.break_off()
+        if await self.drain(timeout_s):
+            return
+        _log.error("%d requests are not settled after %s s", len(self._open), timeout_s)
+        settling = [self._settling(request) for request in self._open.values()]
+        for task in settling:
+            task.cancel()
+        await asyncio.wait(settling, timeout=GIVE_UP_S)
 
     async def keep_renewing(self, every_s: float = RENEW_EVERY_S) -> None:
         """Renew the leases of all holds until cancelled."""
@@ -141,34 +180,50 @@ class OpenRequests:
             except Exception:  # noqa: BLE001  one that fails must not stop the others
                 _log.exception("the hold of request %s was not renewed", hold.request_id)
 
+    def _settling(self, request: OpenRequest) -> asyncio.Task[None]:
+        """The one task that settles the request."""
+        if request.settling is None:
+            request.settling = asyncio.create_task(self._settle(request))
+        return request.settling
+
     async def _settle(self, request: OpenRequest) -> None:
         try:
             assert request.holding is not None
-            await asyncio.wait([request.holding])
+            if not request.holding.done():
+                await asyncio.wait([request.holding])
             hold = _hold_of(request)
             if hold is not None and request.dispatched:
                 await self._charge(request, hold)
             elif hold is not None:
-                await self._quotas.release(hold)
-        except Exception:  # noqa: BLE001  nobody awaits this task who could do better
+                await _told(hold, self._quotas.release(hold))
+        except (Exception, asyncio.CancelledError):  # noqa: BLE001  nobody waits who could do better
+            self._num_unsettled += not request.is_recorded
             self._metrics.settlement_failures.inc()
             _log.exception("request %s was not settled", request.submit.request_id)
         finally:
             self._forget(request.submit.request_id)
 
     async def _charge(self, request: OpenRequest, hold: Hold) -> None:
-        record = await self._record(request)
+        record = self._record(request, request.finished)
         try:
-            await self._append(record)
+            if request.finished is None:
+                ending = await self._engine.abort(request.submit.request_id)
+                record = self._record(request, ending)
+            await self._ledger.append(record)
+            request.is_recorded = True
+        except BaseException:  # a cancel too: shutdown has given it up
+            # The line has what the ledger lacks.
+            _log.error("usage is not in the ledger", extra={"fields": {"usage": asdict(record)}})
+            raise
         finally:
-            await self._quotas.settle(hold, record.prompt_tokens + record.completion_tokens)
+            used = record.prompt_tokens + record.completion_tokens
+            await _told(hold, self._quotas.settle(hold, used))
         self._metrics.prompt_tokens.inc(record.prompt_tokens)
         self._metrics.completion_tokens.inc(record.completion_tokens)
 
-    async def _record(self, request: OpenRequest) -> UsageRecord:
+    def _record(self, request: OpenRequest, ending: Finished | None) -> UsageRecord:
         """What is owed: what the engine ran or, if it died, what it delivered."""
         submit = request.submit
-        ending = request.finished or await self._engine.abort(submit.request_id)
         usage = _delivered(request) if ending is None else ending.usage
         reason: FinishReason = "error" if ending is None or request.failed else ending.reason
         price = request.price
@@ -193,21 +248,6 @@ class OpenRequests:
             cost_pico=0 if price is None or reason == "error" else _cost_pico(price, usage),
         )
 
-    async def _append(self, record: UsageRecord) -> None:
-        """Write to the ledger; a database that fails for a moment is tried again."""
-        *retried, last_delay_s = APPEND_DELAYS_S
-        for delay_s in retried:
-            await asyncio.sleep(delay_s)
-            with suppress(SQLAlchemyError):
-                return await self._ledger.append(record)
-        await asyncio.sleep(last_delay_s)
-        try:
-            return await self._ledger.append(record)
-        except Exception:
-            # The line has what the ledger lacks.
-            _log.error("usage is not in the ledger", extra={"fields": {"usage": asdict(record)}})
-            raise
-
     def _forget(self, request_id: str) -> None:
         del self._open[request_id]
         self._metrics.open_requests.set(len(self._open))
@@ -221,6 +261,16 @@ def _hold_of(request: OpenRequest) -> Hold | None:
     if holding is None or not holding.done() or holding.cancelled() or holding.exception():
         return None
     return holding.result()
+
+
+async def _told(hold: Hold, ending: Coroutine[None, None, None]) -> None:
+    """Tell the quotas that a hold ends; what they are not told, its lease tells them."""
+    try:
+        await ending
+    except QuotaBackendUnavailable as error:
+        _log.warning("the hold of request %s ends with its lease: %s", hold.request_id, error)
+    except Exception:  # noqa: BLE001  what matters to the tenant is in the ledger
+        _log.exception("the hold of request %s ends with its lease", hold.request_id)
 
 
 def _cost_pico(price: Price, usage: Usage) -> int:

@@ -12,7 +12,7 @@ from loraplex.platform.demo.base import demo_model_dir, find_gguf
 from loraplex.platform.demo.seed import SeededTenant, seed
 from loraplex.platform.gateway import GatewayServer, listen, open_resources
 from loraplex.platform.services import Resources
-from loraplex.platform.settings import Settings
+from loraplex.platform.settings import DEMO_MODEL, Settings
 from loraplex.platform.sole import sole_platform
 from loraplex.platform.stream import stream_address
 from loraplex.platform.supervisor import WorkerSupervisor
@@ -21,7 +21,6 @@ from loraplex.tenants.errors import KeyRevoked
 
 WORKER_STOP_S = 10.0
 """What the worker gets to end, after the gateway has drained."""
-DEMO_MODEL = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,9 @@ class Ready:
         return json.dumps(asdict(self))
 
 
-async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
-    """Serve until a signal ends it; `announce` is called once requests can be sent.
+async def serve(settings: Settings, announce: Callable[[Ready], None]) -> int:
+    """Serve until a signal ends it; `announce` is called once requests can be sent. Returns how
+    many requests were not settled.
 
     Raises PortInUse, DataDirInUse, AddressInUse, DemoModelMissing, WorkerRefusedStart and what
     opening the database raises.
@@ -52,14 +52,15 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> None:
         if settings.model == DEMO_MODEL and not demo_model_dir(settings.data_dir).exists():
             find_gguf()  # fails now, with its remedy, rather than in the worker a minute later
         async with open_resources(settings) as resources:
-            supervisor = WorkerSupervisor(settings)
             server = GatewayServer(resources, listener)
+            supervisor = WorkerSupervisor(settings, has_served=lambda: server.started)
             try:
                 await _first_to_end(
                     supervisor.run(), _serve_when_ready(resources, server, announce)
                 )
             finally:
                 await supervisor.stop(WORKER_STOP_S)
+            return server.num_unsettled
 
 
 async def _serve_when_ready(

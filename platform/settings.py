@@ -7,6 +7,9 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+DEMO_MODEL = "demo"
+"""What `model` says for the base model of the demo."""
+
 
 class Settings(BaseSettings):
     """Settings of every process. Each field's description is its reference documentation."""
@@ -37,14 +40,14 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address on which the gateway listens.")
     port: int = Field(8000, ge=0, le=65535, description="Port of the gateway; 0 takes a free one.")
-    model: str = Field("demo", description="Base model: a path, a hub name, or `demo`.")
+    model: str = Field(DEMO_MODEL, description="Base model: a path, a hub name, or `demo`.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; `auto` takes a GPU if there is one."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Arithmetic of the model. `auto`: float32 on a CPU, where outputs then equal "
-        "transformers and PEFT; bfloat16 on a GPU.",
+        "transformers and PEFT; on a GPU the checkpoint's own.",
     )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus output in tokens. Default: the model's limit."
@@ -89,6 +92,11 @@ class Settings(BaseSettings):
     default_max_tokens: int = Field(
         1024, ge=1, description="Output cap of a request that names none; never above the context."
     )
+    max_choices: int = Field(
+        16,
+        ge=1,
+        description="Choices (`n`) that one request may ask for; more are refused with 400.",
+    )
     max_body_bytes: int = Field(
         4 * 1024 * 1024, ge=1024, description="Largest request body; more is refused with 413."
     )
@@ -106,7 +114,8 @@ class Settings(BaseSettings):
     stream_buffer_events: int = Field(
         1024,
         ge=1,
-        description="Events that may wait for one slow client; then its request is aborted.",
+        description="Events that may wait for one slow client, for each choice; then its request "
+        "is aborted.",
     )
     keepalive_s: float = Field(
         15.0, gt=0, description="Pause after which a waiting stream gets a comment line."
@@ -147,6 +156,21 @@ class Settings(BaseSettings):
     def resolved_database_url(self) -> str:
         """The database's URL, with the default filled in."""
         return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'loraplex.db'}"
+
+    @property
+    def adapters_dir(self) -> Path:
+        """Folder of the adapters' store."""
+        return self.data_dir / "adapters"
+
+    @property
+    def kernels_dir(self) -> Path:
+        """Folder of what was compiled for this machine; it may be removed at any time."""
+        return self.data_dir / "kernels"
+
+    @property
+    def base_record_path(self) -> Path:
+        """File in which the worker says which base model it loaded last."""
+        return self.data_dir / "base.json"
 
     @property
     def resolved_worker_address(self) -> str:

@@ -4,17 +4,19 @@ import asyncio
 import logging
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 from contextlib import suppress
 
 from loraplex.platform.settings import Settings, child_environment
 
 _log = logging.getLogger(__name__)
 
+WORKER = (sys.executable, "-m", "loraplex.platform.cli.main", "worker", "--stop-with-parent")
 START_REFUSED = 78
 """Exit status of a worker that cannot start as configured (EX_CONFIG of sysexits.h)."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STABLE_S = 60.0
-"""A worker that ran this long is restarted without delay the next time."""
+"""When a worker that ran this long dies, the pauses before the next starts begin at their least."""
 
 
 class WorkerRefusedStart(Exception):
@@ -28,28 +30,48 @@ class WorkerSupervisor:
     however it dies, the pipe ends and so does the worker.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        has_served: Callable[[], bool],
+        command: tuple[str, ...] = WORKER,
+    ) -> None:
+        """`has_served` says whether a worker has ever been of use: one that refuses to start after
+        that may have good reasons tomorrow, and what it served then is still wanted."""
         self._environment = child_environment(settings)
+        self._has_served = has_served
+        self._command = command
         self._process: Process | None = None
         self._stopping = False
 
     async def run(self) -> None:
-        """Keep a worker running until `stop`. Raises WorkerRefusedStart."""
+        """Keep a worker running until `stop`. Raises WorkerRefusedStart if none has served yet."""
         loop = asyncio.get_running_loop()
         backoff_s = MIN_BACKOFF_S
         while not self._stopping:
             started = loop.time()
-            self._process = await self._start()
-            status = await self._process.wait()
+            status = await self._run_once()
             if self._stopping:
                 return
-            if status == START_REFUSED:
+            if status == START_REFUSED and not self._has_served():
                 raise WorkerRefusedStart("the worker cannot start; its message stands above")
             if loop.time() - started > STABLE_S:
                 backoff_s = MIN_BACKOFF_S
             _log.error("the worker died with status %d; starting it again", status)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _run_once(self) -> int:
+        """Start a worker and return its exit status. Raises OSError if the first cannot start."""
+        try:
+            self._process = await self._start()
+        except OSError as error:
+            if not self._has_served():
+                raise
+            # The machine may be short of memory for a moment, which may be why the last one died.
+            _log.error("a worker could not be started: %s", error)
+            return error.errno or 1
+        return await self._process.wait()
 
     async def stop(self, timeout_s: float) -> None:
         """Let the worker drain and end; kill it if that takes longer than `timeout_s`."""
@@ -70,11 +92,7 @@ class WorkerSupervisor:
 
     async def _start(self) -> Process:
         return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "loraplex.platform.cli.main",
-            "worker",
-            "--stop-with-parent",
+            *self._command,
             stdin=PIPE,
             env=self._environment,
             # Ctrl-C in a terminal goes to the whole process group; the worker must outlive the

@@ -16,7 +16,7 @@ from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import Publication, PublishedVersion
 from loraplex.adapters.storage import AdapterStore
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.protocol import ModelInfo
+from loraplex.engine.protocol import LinearShapes, ModelInfo
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.services import Resources
 from loraplex.platform.settings import Settings
@@ -98,6 +98,11 @@ def base_shapes(model: ModelInfo) -> BaseShapes:
         raise EngineUnavailable(
             f"The engine of {model.name} has not told its layers, so no adapter can be checked."
         )
+    return shapes_told(shapes)
+
+
+def shapes_told(shapes: LinearShapes) -> BaseShapes:
+    """The same as a worker tells it."""
     return BaseShapes(
         MappingProxyType(shapes.linears), frozenset(shapes.embeddings), frozenset(shapes.heads)
     )
@@ -116,7 +121,7 @@ def _staging(settings: Settings) -> Path:
 
 def _check_and_store(settings: Settings, folder: Path, base: BaseShapes) -> Checkpoint:
     checkpoint = inspect(folder, base)
-    AdapterStore(settings.data_dir / "adapters").put(checkpoint)
+    AdapterStore(settings.adapters_dir).put(checkpoint)
     return checkpoint
 
 

@@ -1,7 +1,6 @@
 """Composition root of the worker process: model, engine, stream."""
 
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -19,7 +18,6 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from loraplex.adapters import weights
-from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights
@@ -29,19 +27,24 @@ from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
 from loraplex.engine.config import ModelConfig, SchedulerConfig
 from loraplex.engine.core import Engine, StepReport
+from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.frames import Address, Security
+from loraplex.engine.gguf_model import convert_gguf
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
-from loraplex.engine.model import LoadedModel, convert_gguf, export_tokenizer, load_model
+from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
 from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stream import StreamServer
-from loraplex.engine.text import TextStream
+from loraplex.engine.transcript import Transcript
 from loraplex.engine.transfers import Transfers
+from loraplex.engine.vocabulary import Vocabulary
+from loraplex.kernels.lora_cpu import compile_lora
+from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
-from loraplex.platform.settings import Settings, available_cores
+from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
 from loraplex.platform.stream import stream_address
 
 _log = logging.getLogger(__name__)
@@ -88,7 +91,7 @@ def run_worker(settings: Settings, *, stop_with_parent: bool) -> None:
     """Run a worker until it is told to stop.
 
     `stop_with_parent` ends it when standard input ends, that is when the parent is gone, however
-    it died. Raises EngineError, DemoModelMissing where it cannot start.
+    it died. Raises EngineError, DemoModelMissing where it cannot start, EngineCrashed later.
     """
     address, security = stream_address(settings)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
@@ -106,9 +109,9 @@ def model_config(settings: Settings) -> ModelConfig:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype: str = settings.dtype
     if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
+        dtype = "float32" if device == "cpu" else "auto"
     path, name = Path(settings.model), settings.model.rstrip("/").rpartition("/")[2]
-    if settings.model == "demo":
+    if settings.model == DEMO_MODEL:
         path, name = demo_model_dir(settings.data_dir), DEMO_MODEL_NAME
         if not path.exists():
             _log.info("converting the demo model, once; this takes about 20 seconds")
@@ -120,8 +123,8 @@ def _load(settings: Settings) -> LoadedModel:
     config = model_config(settings)
     _log.info("loading %s as %s on %s", config.name, config.dtype, config.device)
     model = load_model(config)
-    record = {"name": config.name, "path": str(model.path.resolve())}
-    (settings.data_dir / "base.json").write_text(json.dumps(record))
+    record = BaseRecord(config.name, model.path.resolve(), _shapes(model))
+    write_record(settings.base_record_path, record)
     return model
 
 
@@ -154,7 +157,7 @@ async def _serve(
     worker.transfers.close()
     await worker.server.close()
     if crash:
-        raise crash[0]
+        raise EngineCrashed from crash[0]
 
 
 def _compose(
@@ -162,7 +165,8 @@ def _compose(
 ) -> Worker:
     sizes = _sizes(settings, model)
     tokenizer_json, chat_template, special_tokens = export_tokenizer(model.path)
-    runner = ModelRunner(model, sizes.num_blocks, settings.block_size)
+    cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
+    runner = ModelRunner(model, sizes.num_blocks, settings.block_size, cpu_lora)
     parts = compose_engine(settings, model, runner, sizes, tokenizer_json)
     mailbox = parts.mailbox
     metrics = WorkerMetrics(CollectorRegistry(), parts.scheduler, parts.residency, sizes.num_blocks)
@@ -175,7 +179,7 @@ def _compose(
         special_tokens=special_tokens,
         dtype=model.config.dtype,
         device=model.config.device,
-        shapes=_shapes(model.path),
+        shapes=_shapes(model),
     )
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
     server = StreamServer(mailbox, welcome, security, metrics.render)
@@ -198,21 +202,24 @@ def compose_engine(
     """Put an engine together over a runner; its adapters are those of the data directory."""
     mailbox, residency = Mailbox(), Residency(sizes.adapter_bytes)
     scheduler = _scheduler(settings, model, sizes, residency, tokenizer_json)
-    store = AdapterStore(settings.data_dir / "adapters")
+    store = AdapterStore(settings.adapters_dir)
 
     def load(digest: str) -> AdapterWeights:
         return runner.locate(
-            weights.load(store, digest, dtype=model.dtype, device=model.config.device)
+            weights.load(store, digest, model.shapes, dtype=model.dtype, device=model.config.device)
         )
 
     transfers = Transfers(load, mailbox.wake)
-    num_bytes = partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
+    # What a digest names never changes, so its header is read once.
+    num_bytes = lru_cache(maxsize=None)(
+        partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
+    )
     engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, time.monotonic)
     return EngineParts(engine, mailbox, scheduler, residency, transfers)
 
 
-def _shapes(model_dir: Path) -> LinearShapes:
-    base = BaseShapes.read(model_dir)
+def _shapes(model: LoadedModel) -> LinearShapes:
+    base = model.shapes
     return LinearShapes(
         linears=dict(base.linears),
         embeddings=tuple(sorted(base.embeddings)),
@@ -236,9 +243,12 @@ def _scheduler(
         max_waiting_requests=settings.max_waiting_requests,
         max_waiting_tokens=settings.max_waiting_tokens,
         max_model_len=sizes.max_model_len,
+        vocab_size=model.vocab_size,
     )
-    new_text = partial(TextStream, tokenizer)
-    return Scheduler(config, residency, FirstComeFirstServed(), new_text, model.eos_token_ids)
+    new_text = partial(Transcript, tokenizer, Vocabulary(tokenizer))
+    # A configuration may name ends that the model has no logits for.
+    eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
+    return Scheduler(config, residency, FirstComeFirstServed(), new_text, eos)
 
 
 def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:

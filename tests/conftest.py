@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 @pytest.fixture(scope="session")
 def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the demo's base model, converted from its package."""
-    from loraplex.engine.model import convert_gguf  # noqa: PLC0415  after the environment is set
+    from loraplex.engine.gguf_model import convert_gguf  # noqa: PLC0415  after the environment is set
 
     folder = demo_model_dir(tmp_path_factory.mktemp("demo"))
     convert_gguf(find_gguf(), folder)

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("adapters", "engine", "kernels", "migrations", "platform", "tenants")
 SHIPPED = {
+    ".cpp",
     *(".py", ".html", ".css", ".js", ".json", ".jinja", ".lua"),
     *(".mako", ".safetensors", ".svg", ".txt"),
 }

@@ -43,9 +43,14 @@ _COMMON = {
 }
 
 
+def sizes(**changes: Any) -> dict[str, Any]:
+    """Three small layers, under the names that most configurations have for them."""
+    return {**_COMMON, **changes}
+
+
 def llama_config(**changes: Any) -> LlamaConfig:
     """Grouped queries, head apart from the embedding."""
-    return LlamaConfig(**{**_COMMON, "tie_word_embeddings": False, **changes})
+    return LlamaConfig(**sizes(**{"tie_word_embeddings": False, **changes}))
 
 
 def qwen3_config(**changes: Any) -> Qwen3Config:
@@ -105,10 +110,12 @@ def save_adapter(
     return folder
 
 
-def load_reference(model_folder: Path, adapter_folder: Path | None = None) -> torch.nn.Module:
-    """Load the model as transformers computes it, or with an adapter as PEFT does, in float32."""
+def load_reference(
+    model_folder: Path, adapter_folder: Path | None = None, dtype: torch.dtype = torch.float32
+) -> torch.nn.Module:
+    """Load the model as transformers computes it, or with an adapter as PEFT does."""
     model = AutoModelForCausalLM.from_pretrained(
-        model_folder, dtype=torch.float32, attn_implementation="eager"
+        model_folder, dtype=dtype, attn_implementation="eager"
     )
     if adapter_folder is not None:
         with _without_advice():

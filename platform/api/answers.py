@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from loraplex.engine.protocol import Finished, Tokens
 from loraplex.platform.api.event_stream import EventStream
-from loraplex.platform.api.formats import AnswerFormat, fingerprint_of
+from loraplex.platform.api.formats import AnswerFormat, Choice, fingerprint_of
 from loraplex.platform.api.guards import disconnected, guarded
 from loraplex.platform.api.observing import Observation
 from loraplex.platform.api.rate_headers import rate_headers
@@ -88,13 +88,14 @@ async def _send_whole(
     observation: Observation,
     send: Send,
 ) -> None:
-    texts: list[str] = []
+    choices: dict[int, Choice] = {}
     async for event in events:
         assert not isinstance(event, Admitted)
         observation.note(event)
-        texts.append(event.text)
+        if isinstance(event, Tokens):
+            choices.setdefault(event.choice, Choice(event.choice)).add(event)
     assert isinstance(event, Finished)
-    body = answer_format.whole("".join(texts), event)
+    body = answer_format.whole([choices[index] for index in sorted(choices)], event)
     own = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": own + headers})
     await send({"type": "http.response.body", "body": body})
@@ -108,11 +109,11 @@ async def _send_stream(
         async for event in events:
             assert not isinstance(event, Admitted)
             observation.note(event)
-            if event.text:
-                unsent += answer_format.text(event.text)
             if isinstance(event, Finished):
                 await stream.end(unsent + answer_format.tail(event))
-            elif unsent or not stream.started:
+                return
+            unsent += answer_format.tokens(event)
+            if unsent or not stream.started:
                 await stream.write(unsent)
             unsent = b""
     except Exception as error:

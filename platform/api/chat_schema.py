@@ -9,6 +9,7 @@ from loraplex.platform.api.bodies import Schema, shown, without_defaults
 from loraplex.platform.api.fields import UNSUPPORTED_MESSAGE_FIELDS
 from loraplex.platform.api.schemas import CompletionFields
 from loraplex.platform.completions import CompletionRequest
+from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.prompts import Chat, Message
 
 
@@ -58,6 +59,8 @@ class ChatBody(CompletionFields):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1), BeforeValidator(_messages)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
 
     def to_request(self) -> CompletionRequest:
         """The same in the platform's own terms. Raises InvalidRequest."""
@@ -68,11 +71,12 @@ class ChatBody(CompletionFields):
             prompt_field="messages",
             max_tokens=self.max_tokens if newer is None else newer,
             max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=self.seed,
-            stop=self.stop,
+            sampling=self.options(self._top_logprobs()),
             stream=self.stream,
             include_usage=self.include_usage(),
         )
+
+    def _top_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs=true.", "top_logprobs")
+        return self.top_logprobs if self.logprobs else None

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from loraplex.platform.api.schemas import CompletionFields
@@ -34,6 +34,7 @@ class CompletionBody(CompletionFields):
     """A text to continue."""
 
     prompt: Annotated[Text | TokenIds, BeforeValidator(_prompt)]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     def to_request(self) -> CompletionRequest:
         """The same in the platform's own terms. Raises InvalidRequest."""
@@ -43,11 +44,7 @@ class CompletionBody(CompletionFields):
             prompt_field="prompt",
             max_tokens=self.max_tokens,
             max_tokens_field="max_tokens",
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=self.seed,
-            stop=self.stop,
+            sampling=self.options(self.logprobs),
             stream=self.stream,
             include_usage=self.include_usage(),
         )

@@ -1,23 +1,43 @@
 """Answers as bytes: whole bodies and events of a stream, by templates; only text is encoded."""
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
-from loraplex.engine.protocol import Finished, ModelInfo
+from loraplex.engine.protocol import Finished, ModelInfo, TokenLogprob, Tokens
+from loraplex.platform.api.logprob_formats import chat_logprobs, text_logprobs
 from loraplex.platform.completions import Admitted
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keepalive\n\n"
+_NULL = b"null"
 
 _json = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class Choice:
+    """One whole answer to a prompt."""
+
+    index: int
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, tokens: Tokens) -> None:
+        """Append what came of it."""
+        self.text += tokens.text
+        self.logprobs.extend(tokens.logprobs)
+        self.finish_reason = tokens.finish_reason
 
 
 class AnswerFormat(Protocol):
     """How one route writes the answer to one request."""
 
-    def whole(self, text: str, ending: Finished) -> bytes:
+    def whole(self, choices: Sequence[Choice], ending: Finished) -> bytes:
         """The body of an answer that is not streamed."""
         ...
 
@@ -25,12 +45,12 @@ class AnswerFormat(Protocol):
         """Events before the first text."""
         ...
 
-    def text(self, text: str) -> bytes:
-        """The event of a piece of text."""
+    def tokens(self, tokens: Tokens) -> bytes:
+        """The events of a piece of a choice; none where nothing can be told yet."""
         ...
 
     def tail(self, ending: Finished) -> bytes:
-        """Events after the last text."""
+        """Events after the last choice has ended."""
         ...
 
 
@@ -40,39 +60,49 @@ class ChatFormat:
     def __init__(self, admitted: Admitted, created: int, fingerprint: str) -> None:
         """`created` is in seconds since the epoch."""
         self._include_usage = admitted.request.include_usage
+        self._sampling = admitted.submit.sampling
         self._frame = _Frame("chatcmpl", "chat.completion", admitted, created, fingerprint)
         self._chunks = _Frame("chatcmpl", "chat.completion.chunk", admitted, created, fingerprint)
 
-    def whole(self, text: str, ending: Finished) -> bytes:
+    def whole(self, choices: Sequence[Choice], ending: Finished) -> bytes:
         """See AnswerFormat."""
-        message = b'{"role":"assistant","content":' + _json(text) + b',"refusal":null}'
-        return self._frame.body(
-            b'{"index":0,"message":'
-            + message
-            + b',"logprobs":null,"finish_reason":'
-            + _json(ending.reason)
-            + b"}",
-            usage_of(ending),
-        )
+        return self._frame.body(b",".join(map(self._choice, choices)), usage_of(ending))
 
     def head(self) -> bytes:
         """See AnswerFormat."""
-        return self._chunk(b'{"role":"assistant","content":""}', b"null")
+        role = b'{"role":"assistant","content":""}'
+        return b"".join(self._chunk(choice, role) for choice in range(self._sampling.n))
 
-    def text(self, text: str) -> bytes:
+    def tokens(self, tokens: Tokens) -> bytes:
         """See AnswerFormat."""
-        return self._chunk(b'{"content":' + _json(text) + b"}", b"null")
+        events = b""
+        if tokens.text or tokens.logprobs:
+            delta = b'{"content":' + _json(tokens.text) + b"}"
+            logprobs = chat_logprobs(tokens.logprobs) if tokens.logprobs else _NULL
+            events = self._chunk(tokens.choice, delta, logprobs=logprobs)
+        if tokens.finish_reason is not None:
+            events += self._chunk(tokens.choice, b"{}", reason=_json(tokens.finish_reason))
+        return events
 
     def tail(self, ending: Finished) -> bytes:
         """See AnswerFormat."""
-        last = self._chunk(b"{}", _json(ending.reason))
-        return last + self._chunks.usage_event(ending, self._include_usage) + DONE
+        return self._chunks.usage_event(ending, self._include_usage) + DONE
 
-    def _chunk(self, delta: bytes, reason: bytes) -> bytes:
-        return self._chunks.event(
-            b'{"index":0,"delta":' + delta + b',"logprobs":null,"finish_reason":' + reason + b"}",
-            self._include_usage,
+    def _choice(self, choice: Choice) -> bytes:
+        message = b'{"role":"assistant","content":' + _json(choice.text) + b',"refusal":null}'
+        asked = self._sampling.top_logprobs is not None
+        return _choice(
+            choice.index,
+            b'"message":' + message,
+            chat_logprobs(choice.logprobs) if asked else _NULL,
+            _json(choice.finish_reason),
         )
+
+    def _chunk(
+        self, choice: int, delta: bytes, logprobs: bytes = _NULL, reason: bytes = _NULL
+    ) -> bytes:
+        body = _choice(choice, b'"delta":' + delta, logprobs, reason)
+        return self._chunks.event(body, self._include_usage)
 
 
 class TextFormat:
@@ -81,24 +111,41 @@ class TextFormat:
     def __init__(self, admitted: Admitted, created: int, fingerprint: str) -> None:
         """`created` is in seconds since the epoch."""
         self._include_usage = admitted.request.include_usage
+        self._sampling = admitted.submit.sampling
         self._frame = _Frame("cmpl", "text_completion", admitted, created, fingerprint)
 
-    def whole(self, text: str, ending: Finished) -> bytes:
+    def whole(self, choices: Sequence[Choice], ending: Finished) -> bytes:
         """See AnswerFormat."""
-        return self._frame.body(_text_choice(text, _json(ending.reason)), usage_of(ending))
+        return self._frame.body(b",".join(map(self._choice, choices)), usage_of(ending))
 
     def head(self) -> bytes:
         """See AnswerFormat."""
         return b""
 
-    def text(self, text: str) -> bytes:
+    def tokens(self, tokens: Tokens) -> bytes:
         """See AnswerFormat."""
-        return self._frame.event(_text_choice(text, b"null"), self._include_usage)
+        events = b""
+        if tokens.text or tokens.logprobs:
+            logprobs = text_logprobs(tokens.logprobs) if tokens.logprobs else _NULL
+            body = _choice(tokens.choice, b'"text":' + _json(tokens.text), logprobs, _NULL)
+            events = self._frame.event(body, self._include_usage)
+        if tokens.finish_reason is not None:
+            body = _choice(tokens.choice, b'"text":""', _NULL, _json(tokens.finish_reason))
+            events += self._frame.event(body, self._include_usage)
+        return events
 
     def tail(self, ending: Finished) -> bytes:
         """See AnswerFormat."""
-        last = self._frame.event(_text_choice("", _json(ending.reason)), self._include_usage)
-        return last + self._frame.usage_event(ending, self._include_usage) + DONE
+        return self._frame.usage_event(ending, self._include_usage) + DONE
+
+    def _choice(self, choice: Choice) -> bytes:
+        asked = self._sampling.top_logprobs is not None
+        return _choice(
+            choice.index,
+            b'"text":' + _json(choice.text),
+            text_logprobs(choice.logprobs) if asked else _NULL,
+            _json(choice.finish_reason),
+        )
 
 
 class _Frame:
@@ -117,8 +164,8 @@ class _Frame:
         self._start = _json(shared)[:-1] + b',"choices":['
         self._event_start = b"data: " + self._start
 
-    def body(self, choice: bytes, usage: dict[str, Any]) -> bytes:
-        return self._start + choice + b'],"usage":' + _json(usage) + b"}"
+    def body(self, choices: bytes, usage: dict[str, Any]) -> bytes:
+        return self._start + choices + b'],"usage":' + _json(usage) + b"}"
 
     def event(self, choice: bytes, include_usage: bool) -> bytes:
         end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
@@ -148,7 +195,6 @@ def fingerprint_of(model: ModelInfo, digest: str | None) -> str:
     return "fp_" + hashlib.sha256(parts.encode()).hexdigest()[:12]
 
 
-def _text_choice(text: str, reason: bytes) -> bytes:
-    return (
-        b'{"index":0,"text":' + _json(text) + b',"logprobs":null,"finish_reason":' + reason + b"}"
-    )
+def _choice(index: int, content: bytes, logprobs: bytes, reason: bytes) -> bytes:
+    """An element of `choices`; `content` is its member for the text."""
+    return b'{"index":%d,%b,"logprobs":%b,"finish_reason":%b}' % (index, content, logprobs, reason)

@@ -19,11 +19,13 @@ class Observation:
         self._clock = clock
         self._metrics = metrics
         self._line = line
+        self._num_choices = 1
         self._first_s: float | None = None
         self._error: BaseException | None = None
 
     def admit(self, admitted: Admitted) -> None:
         """It has passed all checks and is about to run."""
+        self._num_choices = admitted.submit.sampling.n
         self._line.fields |= {
             "tenant": admitted.submit.tenant,
             "model": admitted.target.name,
@@ -41,8 +43,9 @@ class Observation:
         if isinstance(event, Finished):
             num_tokens = event.usage.completion_tokens
             self._line.fields |= {"completion_tokens": num_tokens, "finish_reason": event.reason}
-            if num_tokens > 1:
-                self._metrics.tpot_s.observe((now_s - self._first_s) / (num_tokens - 1))
+            num_steps = num_tokens / self._num_choices - 1
+            if num_steps > 0:
+                self._metrics.tpot_s.observe((now_s - self._first_s) / num_steps)
 
     def fail(self, error: BaseException) -> None:
         """It ended with an error, wherever the client was told."""

@@ -13,6 +13,7 @@ from loraplex.adapters.weights import AdapterWeights, LoraPair
 from loraplex.engine.model import LoadedModel, load_model
 from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
 from loraplex.engine.runner import ModelRunner
+from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.settings import Settings
 from loraplex.platform.worker import model_config
 
@@ -50,8 +51,12 @@ def measure_steps(
     torch.set_num_threads(settings.threads or 1)
     model = load_model(model_config(settings))
     blocks_each = -(-(CONTEXT_TOKENS + 1) // settings.block_size)
-    runner = ModelRunner(model, blocks_each * max(batch_sizes), settings.block_size)
-    adapters = _random_adapters(model, max(batch_sizes))
+    cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
+    runner = ModelRunner(model, blocks_each * max(batch_sizes), settings.block_size, cpu_lora)
+    adapters = {
+        key: runner.locate(weights)
+        for key, weights in _random_adapters(model, max(batch_sizes)).items()
+    }
     for batch_size in batch_sizes:
         keys = list(adapters)[:batch_size]
         variants: dict[int, list[AdapterKey | None]] = {
@@ -73,7 +78,7 @@ def measure_steps(
 
 def _random_adapters(model: LoadedModel, count: int) -> dict[AdapterKey, AdapterWeights]:
     generator = torch.Generator().manual_seed(0)
-    paths = sorted(model.linear_paths - {model.head_path})
+    paths = sorted(model.shapes.linears.keys() - {model.head_path})
     adapters = {}
     for index, rank in zip(range(count), itertools.cycle(RANKS), strict=False):
         pairs = {path: _random_pair(model, path, rank, generator) for path in paths}
@@ -83,7 +88,7 @@ def _random_adapters(model: LoadedModel, count: int) -> dict[AdapterKey, Adapter
 
 
 def _random_pair(model: LoadedModel, path: str, rank: int, generator: torch.Generator) -> LoraPair:
-    out_features, in_features = model.network.get_parameter(f"{path}.weight").shape
+    out_features, in_features = model.shapes.linears[path]
     a = torch.randn(rank, in_features, generator=generator) * 0.01
     b = torch.randn(out_features, rank, generator=generator) * 0.01
     return LoraPair(a.to(model.device, model.dtype), b.to(model.device, model.dtype), scale=1.0)

@@ -1,6 +1,5 @@
 """`loraplex adapter`: the adapters of a tenant."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +18,9 @@ from loraplex.platform.cli.context import (
 from loraplex.platform.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from loraplex.adapters.base_shapes import BaseShapes
     from loraplex.adapters.registry.registry import Publication, PublishedVersion
+    from loraplex.platform.base_record import BaseRecord
     from loraplex.platform.settings import Settings
 
 app = typer.Typer(help="Adapters of a tenant.")
@@ -30,7 +31,7 @@ class BaseModel:
     """The base model that an adapter is checked against."""
 
     name: str
-    path: Path
+    shapes: "BaseShapes"
 
 
 @app.command()
@@ -115,7 +116,6 @@ def _check_and_store(
     settings: "Settings", name: str, directory: Path, model: str | None
 ) -> "Publication":
     """Validate the checkpoint, copy it into the store, and return what to publish."""
-    from loraplex.adapters.base_shapes import BaseShapes
     from loraplex.adapters.checkpoint import inspect
     from loraplex.adapters.registry.registry import Publication
     from loraplex.adapters.storage import AdapterStore
@@ -123,8 +123,8 @@ def _check_and_store(
 
     check_slug(name, "The adapter's name")
     base = _base_model(settings, model)
-    checkpoint = inspect(directory, BaseShapes.read(base.path))
-    store = settings.data_dir / "adapters"
+    checkpoint = inspect(directory, base.shapes)
+    store = settings.adapters_dir
     try:
         AdapterStore(store).put(checkpoint)
     except OSError as error:
@@ -137,32 +137,33 @@ def _base_model(settings: "Settings", model: str | None) -> BaseModel:
 
     The name matters: an adapter is served only on the base model it was checked against.
     """
+    from loraplex.adapters.base_shapes import BaseShapes
     from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir
+    from loraplex.platform.settings import DEMO_MODEL
+    from loraplex.platform.uploads import shapes_told
 
-    served = _served_model(settings.data_dir)
-    if model == "demo":
-        return BaseModel(DEMO_MODEL_NAME, demo_model_dir(settings.data_dir))
+    served = _served_model(settings.base_record_path)
+    if model == DEMO_MODEL:
+        return BaseModel(DEMO_MODEL_NAME, BaseShapes.read(demo_model_dir(settings.data_dir)))
     if served is not None and model in (None, str(served.path)):
-        return served
+        return BaseModel(served.name, shapes_told(served.shapes))
     if model is None:
         raise CommandFailed(
             f"which base model is not known: no worker has run on {settings.data_dir} yet. "
             "Start `loraplex serve` once, or name the model's folder with --model."
         )
     path = Path(model).resolve()
-    return BaseModel(path.name, path)
+    return BaseModel(path.name, BaseShapes.read(path))
 
 
-def _served_model(data_dir: Path) -> BaseModel | None:
+def _served_model(path: Path) -> "BaseRecord | None":
     """Read what the worker recorded when it last loaded its model."""
-    record = data_dir / "base.json"
-    if not record.exists():
-        return None
+    from loraplex.platform.base_record import read_record
+
     try:
-        content = json.loads(record.read_text())
-        return BaseModel(content["name"], Path(content["path"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return read_record(path)
+    except (OSError, ValueError) as error:
         raise CommandFailed(
-            f"{record} cannot be read ({error!r}); start `loraplex serve` once, which writes it, "
-            "or name the model's folder with --model."
+            f"{path} cannot be read ({error!r}); start `loraplex serve` "
+            "once, which writes it, or name the model's folder with --model."
         ) from error

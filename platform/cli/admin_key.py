@@ -1,15 +1,13 @@
 """`loraplex admin-key`: keys of the operator, for the admin API and the console."""
 
 import secrets
-from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loraplex.platform.cli.context import AsJson, CommandContext, DatabaseUrl, DataDir, run
-from loraplex.platform.cli.key import status_of
-from loraplex.platform.cli.output import print_json, print_table
+from loraplex.platform.cli.key_output import ExpiresInDays, expiry, print_keys, print_minted
 
 if TYPE_CHECKING:
     from loraplex.tenants.api_keys import KeyRecord
@@ -21,7 +19,7 @@ app = typer.Typer(help="Keys of the operator, for the admin API and the console.
 @app.command()
 def create(
     label: Annotated[str, typer.Option(help="Who or what the key is for.")] = "",
-    expires_in_days: Annotated[int | None, typer.Option(min=1, help="Default: never.")] = None,
+    expires_in_days: ExpiresInDays = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
@@ -33,19 +31,14 @@ def create(
         from loraplex.tenants.secret import confirm_secret
 
         pepper = context.secret()
-        expires_at = expires_in_days and context.now + timedelta(days=expires_in_days)
+        expires_at = expiry(context.now, expires_in_days)
         async with context.database.session() as session:
             await confirm_secret(session, pepper)
             return await admin_keys.mint(
-                session, label, pepper, context.now, secrets.token_bytes, expires_at or None
+                session, label, pepper, context.now, secrets.token_bytes, expires_at
             )
 
-    minted = run(work, data_dir, database_url)
-    if as_json:
-        print_json([{"key_id": minted.key_id, "key": minted.text}])
-        return
-    typer.echo(minted.text)
-    typer.echo("This key is shown once and kept nowhere: store it now.", err=True)
+    print_minted(run(work, data_dir, database_url), as_json=as_json)
 
 
 @app.command("list")
@@ -61,22 +54,10 @@ def list_(
             return await admin_keys.list_keys(session), context.now
 
     keys, now = run(work, data_dir, database_url)
-    if as_json:
-        print_json(asdict(key) | {"status": status_of(key, now)} for key in keys)
-        return
-    print_table(
-        ("KEY ID", "LABEL", "STATUS", "CREATED", "LAST USED", "EXPIRES"),
-        (
-            (
-                key.key_id,
-                key.label or "-",
-                status_of(key, now),
-                key.created_at,
-                key.last_used_at,
-                key.expires_at,
-            )
-            for key in keys
-        ),
+    print_keys(
+        keys,
+        now,
+        as_json=as_json,
         empty="There are no admin keys; make one with: loraplex admin-key create",
     )
 

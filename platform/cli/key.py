@@ -1,8 +1,7 @@
 """`loraplex key`: the API keys of a tenant."""
 
 import secrets
-from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,7 @@ from loraplex.platform.cli.context import (
     TenantName,
     run,
 )
-from loraplex.platform.cli.output import print_json, print_table
+from loraplex.platform.cli.key_output import ExpiresInDays, expiry, print_keys, print_minted
 
 if TYPE_CHECKING:
     from loraplex.tenants.api_keys import KeyRecord
@@ -28,7 +27,7 @@ app = typer.Typer(help="API keys of a tenant.")
 def create(
     tenant: TenantName,
     label: Annotated[str, typer.Option(help="What the key is for.")] = "",
-    expires_in_days: Annotated[int | None, typer.Option(min=1, help="Default: never.")] = None,
+    expires_in_days: ExpiresInDays = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
@@ -40,20 +39,15 @@ def create(
         from loraplex.tenants.secret import confirm_secret
 
         pepper = context.secret()
-        expires_at = expires_in_days and context.now + timedelta(days=expires_in_days)
+        expires_at = expiry(context.now, expires_in_days)
         async with context.database.session() as session:
             await confirm_secret(session, pepper)
             owner = await directory.get_by_name(session, tenant)
             return await api_keys.mint(
-                session, owner, label, pepper, context.now, secrets.token_bytes, expires_at or None
+                session, owner, label, pepper, context.now, secrets.token_bytes, expires_at
             )
 
-    minted = run(work, data_dir, database_url)
-    if as_json:
-        print_json([{"tenant": tenant, "key_id": minted.key_id, "key": minted.text}])
-        return
-    typer.echo(minted.text)
-    typer.echo("This key is shown once and kept nowhere: store it now.", err=True)
+    print_minted(run(work, data_dir, database_url), tenant=tenant, as_json=as_json)
 
 
 @app.command("list")
@@ -73,22 +67,10 @@ def list_(
             return await api_keys.list_keys(session, owner.id), context.now
 
     keys, now = run(work, data_dir, database_url)
-    if as_json:
-        print_json(asdict(key) | {"status": status_of(key, now)} for key in keys)
-        return
-    print_table(
-        ("KEY ID", "LABEL", "STATUS", "CREATED", "LAST USED", "EXPIRES"),
-        (
-            (
-                key.key_id,
-                key.label or "-",
-                status_of(key, now),
-                key.created_at,
-                key.last_used_at,
-                key.expires_at,
-            )
-            for key in keys
-        ),
+    print_keys(
+        keys,
+        now,
+        as_json=as_json,
         empty=f"The tenant has no keys; make one with: loraplex key create {tenant}",
     )
 
@@ -111,12 +93,3 @@ def revoke(
 
     run(work, data_dir, database_url)
     typer.echo(f"Revoked key {key_id}.")
-
-
-def status_of(key: "KeyRecord", now: datetime) -> str:
-    """Whether a key is accepted: `active`, `expired` or `revoked`."""
-    if key.revoked_at is not None:
-        return "revoked"
-    if key.expires_at is not None and key.expires_at <= now:
-        return "expired"
-    return "active"

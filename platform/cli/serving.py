@@ -75,9 +75,7 @@ def serve(
 
         if not as_json:
             typer.echo(f"Starting; data is kept in {settings.data_dir.resolve()}", err=True)
-        asyncio.run(run(settings, _print_json if as_json else _print_welcome))
-        if not as_json:
-            typer.echo("Stopped; all requests were settled.", err=True)
+        _tell_end(asyncio.run(run(settings, _print_json if as_json else _print_welcome)))
 
 
 def gateway(
@@ -100,7 +98,7 @@ def gateway(
         )
         from loraplex.platform.gateway import run_gateway
 
-        asyncio.run(run_gateway(settings, lambda url: typer.echo(f"Gateway on {url}", err=True)))
+        _tell_end(asyncio.run(run_gateway(settings, _print_url)))
 
 
 def worker(
@@ -143,7 +141,8 @@ def _settings(**given: Any) -> "Settings":  # noqa: ANN401  each option has its 
 
 @contextmanager
 def _starting(status: int = 1) -> Iterator[None]:
-    """Tell in one line why a process cannot start; `status` is the exit status then."""
+    """Tell in one line why a process cannot start; `status` is the exit status then. An engine
+    that crashes once it runs keeps its traceback."""
     from loraplex.engine.errors import EngineError
     from loraplex.platform.demo.base import DemoModelMissing
     from loraplex.platform.gateway import PortInUse
@@ -158,6 +157,20 @@ def _starting(status: int = 1) -> Iterator[None]:
         raise failure(str(error), status) from None
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _tell_end(num_unsettled: int) -> None:
+    """Say that all is in the ledger, or end with an error."""
+    if num_unsettled:
+        raise failure(
+            f"stopped; requests that were not settled: {num_unsettled}; their usage stands in the "
+            'log, in the lines "usage is not in the ledger"'
+        )
+    typer.echo("Stopped; all requests were settled.", err=True)
+
+
+def _print_url(url: str) -> None:
+    typer.echo(f"Gateway on {url}", err=True)
 
 
 def _print_json(ready: "Ready") -> None:

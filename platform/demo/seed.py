@@ -42,7 +42,7 @@ def demo_adapters() -> dict[str, list[Path]]:
 async def seed(resources: Resources, model_dir: Path) -> list[SeededTenant]:
     """Make what is missing of the demo; `model_dir` holds the converted base model."""
     base = BaseShapes.read(model_dir)
-    store = AdapterStore(resources.settings.data_dir / "adapters")
+    store = AdapterStore(resources.settings.adapters_dir)
     now = resources.now()
     seeded = []
     for name, folders in demo_adapters().items():

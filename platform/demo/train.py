@@ -29,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from loraplex.engine.model import convert_gguf
+from loraplex.engine.gguf_model import convert_gguf
 from loraplex.platform.demo.accuracy import score
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
 from loraplex.platform.demo.tasks.catalog import TASKS

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from tests.engine.architectures import ARCHITECTURES
 from tests.tiny_models import llama_config, qwen3_config, save_model
 from transformers import AutoModelForCausalLM
 
@@ -47,7 +48,7 @@ def test_norms_biases_and_quantised_weights_are_no_linear_layers():
 
 
 def test_shards_are_read_through_their_index(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     save_file({"a.weight": np.zeros((2, 3), np.float32)}, tmp_path / "x.safetensors")
     save_file({"b.weight": np.zeros((4, 5), np.float32)}, tmp_path / "y.safetensors")
     index = {"weight_map": {"a.weight": "x.safetensors", "b.weight": "y.safetensors"}}
@@ -71,3 +72,12 @@ def test_an_incomplete_or_corrupt_folder_is_named(tmp_path, broken):
         (tmp_path / broken).write_bytes(b"{broken")
     with pytest.raises(BaseUnreadable, match=str(tmp_path)):
         BaseShapes.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "Mixtral", "Qwen3-MoE"])
+def test_layers_that_files_do_not_tell_are_not_guessed(tmp_path, name):
+    config = ARCHITECTURES[name].config
+    folder = save_model(tmp_path / "model", config)
+    told = rf"{config.model_type} model do not tell.*serve it once"
+    with pytest.raises(BaseUnreadable, match=told):
+        BaseShapes.read(folder)

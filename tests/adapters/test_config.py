@@ -11,7 +11,6 @@ REFUSED = {
     "arrow_config": {"top_k": 2},
     "bias": "all",
     "ensure_weight_tying": True,
-    "fan_in_fan_out": True,
     "init_lora_weights": "pissa_niter_4",
     "kasa_config": {"beta": 1},
     "layer_replication": [[0, 2]],
@@ -44,6 +43,10 @@ def test_a_field_that_changes_the_output_and_is_not_served_is_refused_by_name(fi
 @pytest.mark.parametrize("value", [1, 0, "on", [1], {"a": 1}, True])
 def test_an_unknown_field_with_a_value_is_refused_by_name(value):
     assert "use_tomorrow" in problems(use_tomorrow=value)[0]
+
+
+def test_how_a_base_weight_lies_in_memory_does_not_matter():
+    assert problems(fan_in_fan_out=True) == problems(fan_in_fan_out=False) == ()
 
 
 @pytest.mark.parametrize("value", [None, False, [], {}])

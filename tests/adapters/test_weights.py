@@ -1,5 +1,7 @@
 import math
 import warnings
+from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
-from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing
+from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, AdapterMissing
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import load
 
@@ -35,8 +37,8 @@ def stored(tmp_path, store):
     return put
 
 
-def load_plain(store, digest, dtype=torch.float32):
-    return load(store, digest, dtype=dtype, device="cpu")
+def load_plain(store, digest, dtype=torch.float32, base=None):
+    return load(store, digest, base or build.base(), dtype=dtype, device="cpu")
 
 
 def test_pairs_are_the_tensors_of_the_file(store, stored):
@@ -105,6 +107,28 @@ def test_a_damaged_file_is_noticed(store, stored, name, damage):
         load_plain(store, digest)
 
 
+WIDER = BaseShapes(MappingProxyType({Q0: (3, 5), Q1: (3, 5)}), frozenset(), frozenset())
+DEEPER = replace(build.base(), linears={**build.base().linears, Q1.replace("1", "2"): (3, 4)})
+OTHER = BaseShapes(MappingProxyType({}), frozenset(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("base", "reason"),
+    [
+        (WIDER, r"has shape \(2, 4\); the base model and rank 2 need \(2, 5\)"),
+        (DEEPER, r"layers\.2\.self_attn\.q_proj: targeted by the config but not in the file"),
+        (OTHER, "not a linear layer of the base model"),
+    ],
+    ids=["wider", "deeper", "other"],
+)
+def test_an_adapter_of_another_base_model_is_a_mismatch_that_says_where(
+    store, stored, base, reason
+):
+    digest = stored()
+    with pytest.raises(AdapterMismatch, match=reason):
+        load_plain(store, digest, base=base)
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["head apart", "tied head"])
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -145,9 +169,10 @@ def peft_layers(model, adapter):
 @pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
 def test_modules_ranks_scales_and_weights_are_those_of_peft(tmp_path, store, model, config):
     folder = tiny_models.save_adapter(tmp_path / "adapter", model, r=3, lora_alpha=4, **config)
-    checkpoint = inspect(folder, BaseShapes.read(model))
+    base = BaseShapes.read(model)
+    checkpoint = inspect(folder, base)
     store.put(checkpoint)
-    pairs = load_plain(store, checkpoint.digest).pairs
+    pairs = load_plain(store, checkpoint.digest, base=base).pairs
     expected = peft_layers(model, folder)
     assert set(pairs) == set(expected) == set(checkpoint.modules)
     for module, layer in expected.items():

@@ -2,8 +2,10 @@
 
 import asyncio
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +25,7 @@ from loraplex.engine.protocol import (
     Rejected,
     StepFrame,
     Submit,
+    TokenLogprob,
     Tokens,
     Usage,
     Welcome,
@@ -40,7 +43,8 @@ class ScriptedWorker:
         self._server: asyncio.Server | None = None
         self._writer: StreamWriter | None = None
         self._submits: dict[str, Submit] = {}
-        self._num_tokens: dict[str, int] = {}
+        self._num_tokens: dict[str, list[int]] = {}
+        self._choices: dict[str, set[int]] = {}
         self._submitted: asyncio.Queue[Submit] = asyncio.Queue()
         self._abort_seen = asyncio.Event()
 
@@ -65,21 +69,35 @@ class ScriptedWorker:
         async with asyncio.timeout(10):
             return await self._submitted.get()
 
-    def emit(self, request_id: str, *texts: str) -> None:
+    def emit(
+        self,
+        request_id: str,
+        *texts: str,
+        choice: int = 0,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> None:
         for text in texts:
-            token = Tokens(
-                request_id=request_id, sequence=self._num_tokens[request_id], ids=(7,), text=text
-            )
-            self._num_tokens[request_id] += 1
+            token = self._tokens(request_id, choice, (7,), text=text, logprobs=tuple(logprobs))
+            self._num_tokens[request_id][choice] += 1
             self._send(StepFrame(epoch="1", step=0, tokens=(token,)))
+
+    def end(self, request_id: str, choice: int, reason: Literal["stop", "length"]) -> None:
+        self._choices[request_id].remove(choice)
+        token = self._tokens(request_id, choice, (), text="", finish_reason=reason)
+        self._send(StepFrame(epoch="1", step=0, tokens=(token,)))
 
     def finish(
         self, request_id: str, reason: FinishReason = "stop", text: str = "", cached: int = 0
     ) -> None:
         usage = self._usage(request_id, cached)
-        finished = Finished(request_id=request_id, reason=reason, usage=usage, text=text)
+        finished = Finished(request_id=request_id, reason=reason, usage=usage)
+        open_choices = () if reason == "abort" else sorted(self._choices[request_id])
+        last = tuple(
+            self._tokens(request_id, choice, (), text=text, finish_reason=reason)
+            for choice in open_choices
+        )
         del self._submits[request_id]
-        self._send(StepFrame(epoch="1", step=0, finished=(finished,)))
+        self._send(StepFrame(epoch="1", step=0, tokens=last, finished=(finished,)))
 
     def fail(self, request_id: str, code: str = "non_finite_logits") -> None:
         failed = Failed(
@@ -109,11 +127,15 @@ class ScriptedWorker:
         """Answers come in order: when this one is there, so are all before."""
         await self.client.metrics()
 
+    def _tokens(self, request_id: str, choice: int, ids: tuple[int, ...], **fields: Any) -> Tokens:
+        sequence = self._num_tokens[request_id][choice]
+        return Tokens(request_id=request_id, choice=choice, sequence=sequence, ids=ids, **fields)
+
     def _usage(self, request_id: str, cached: int) -> Usage:
         return Usage(
             prompt_tokens=len(self._submits[request_id].prompt),
             cached_tokens=cached,
-            completion_tokens=self._num_tokens[request_id],
+            completion_tokens=sum(self._num_tokens[request_id]),
         )
 
     def _send(self, message: object) -> None:
@@ -132,7 +154,8 @@ class ScriptedWorker:
         match message:
             case Submit(request_id=request_id):
                 self._submits[request_id] = message
-                self._num_tokens[request_id] = 0
+                self._num_tokens[request_id] = [0] * message.sampling.n
+                self._choices[request_id] = set(range(message.sampling.n))
                 self._submitted.put_nowait(message)
             case Abort(request_id):
                 self.aborted.append(request_id)

@@ -7,19 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tests.contracts.scripted_worker import ScriptedWorker
 from tests.platform.scripted_engine import ScriptedEngine
 from tests.platform.tiny_model import model_info
 
 from loraplex.engine.client import EngineClient, Security, StreamClient
 from loraplex.engine.errors import (
+    EngineNotReached,
     EngineOverloaded,
     EngineUnavailable,
     RequestFailed,
     RequestRefused,
 )
 from loraplex.engine.frames import UnixAddress
-from loraplex.engine.protocol import Finished, Sampling, Submit, Tokens, Usage
+from loraplex.engine.protocol import (
+    Alternative,
+    Finished,
+    Sampling,
+    Submit,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 
 MAX_EVENTS = 8
 
@@ -65,6 +75,10 @@ async def collect(client: EngineClient, request_id: str) -> list[Tokens | Finish
     return [event async for event in client.generate(submit(request_id))]
 
 
+def text_of(events: list[Tokens | Finished]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Tokens))
+
+
 async def reading(pair: Pair, request_id: str) -> asyncio.Task[list[Tokens | Finished]]:
     """A reader whose request has reached the engine."""
     task = asyncio.create_task(collect(pair.client, request_id))
@@ -77,7 +91,7 @@ async def test_tokens_come_in_order_and_then_one_finished(pair: Pair) -> None:
     pair.engine.emit("a", "x", "y", "z")
     pair.engine.finish("a", "length", text="!", cached=2)
     *tokens, finished = await reader
-    assert "".join(event.text for event in [*tokens, finished]) == "xyz!"
+    assert "".join(event.text for event in tokens) == "xyz!"
     position = 0
     for event in tokens:
         assert isinstance(event, Tokens)
@@ -103,6 +117,85 @@ async def test_tokens_that_wait_for_the_reader_come_as_one(pair: Pair) -> None:
         assert isinstance(await anext(events), Finished)
 
 
+async def test_choices_are_told_apart_and_each_says_why_it_ended(pair: Pair) -> None:
+    asked = structs.replace(submit("a"), sampling=Sampling(max_tokens=50, n=2, seed=1))
+    async with aclosing(pair.client.generate(asked)) as events:
+        first = asyncio.create_task(anext(events))
+        await pair.engine.submitted()
+        pair.engine.emit("a", "x", choice=1)
+        await first
+        pair.engine.emit("a", "y", choice=0)
+        pair.engine.emit("a", "z", choice=1)
+        pair.engine.end("a", 1, "length")
+        pair.engine.emit("a", "!", choice=0)
+        pair.engine.finish("a", "stop")
+        await pair.engine.settled()
+        *tokens, finished = [event async for event in events]
+    found = [(t.choice, t.sequence, t.ids, t.text, t.finish_reason) for t in tokens]
+    assert found == [(0, 0, (7, 7), "y!", "stop"), (1, 1, (7,), "z", "length")]
+    assert isinstance(finished, Finished)
+    assert finished.usage == Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=4)
+
+
+async def test_a_reader_may_leave_as_many_events_of_each_choice(pair: Pair) -> None:
+    asked = structs.replace(submit("a"), sampling=Sampling(max_tokens=50, n=2, seed=1))
+    async with aclosing(pair.client.generate(asked)) as events:
+        first = asyncio.create_task(anext(events))
+        await pair.engine.submitted()
+        pair.engine.emit("a", "x")
+        await first
+        for choice in [0, 1] * (MAX_EVENTS // 2):
+            pair.engine.emit("a", "x", "x", choice=choice)
+            await pair.engine.settled()
+        assert pair.engine.aborted == []
+        assert len((await anext(events)).text) == MAX_EVENTS
+
+
+async def test_log_probabilities_come_with_their_tokens_in_order(pair: Pair) -> None:
+    entries = [
+        TokenLogprob(Alternative(letter, letter.encode(), -1.0), place, ())
+        for place, letter in enumerate("xy")
+    ]
+    special = TokenLogprob(
+        Alternative("<|end|>", None, -0.5), 2, (Alternative("\ufffd", b"\xc3", -float("inf")),)
+    )
+    reader = await reading(pair, "a")
+    pair.engine.emit("a", "x", logprobs=entries[:1])
+    pair.engine.emit("a", "y", logprobs=[*entries[1:], special])
+    pair.engine.finish("a")
+    told = [
+        entry for event in await reader if isinstance(event, Tokens) for entry in event.logprobs
+    ]
+    assert told == [*entries, special]
+
+
+async def test_all_options_reach_the_engine(pair: Pair) -> None:
+    sampling = Sampling(
+        max_tokens=50,
+        n=2,
+        temperature=0.5,
+        top_p=0.5,
+        top_k=5,
+        min_p=0.5,
+        repetition_penalty=1.5,
+        presence_penalty=-1.5,
+        frequency_penalty=0.5,
+        logit_bias=((5, -100.0), (6, 1.0)),
+        seed=2**63 - 1,
+        stop=("a", "b"),
+        stop_token_ids=(1, 2),
+        ignore_eos=True,
+        min_tokens=3,
+        top_logprobs=20,
+    )
+    asked = structs.replace(submit("a"), sampling=sampling)
+    async with aclosing(pair.client.generate(asked)) as events:
+        first = asyncio.create_task(anext(events))
+        assert (await pair.engine.submitted()) == asked
+        pair.engine.finish("a")
+        await first
+
+
 async def test_requests_do_not_disturb_each_other(pair: Pair) -> None:
     one, two = await reading(pair, "one"), await reading(pair, "two")
     pair.engine.emit("one", "1")
@@ -112,7 +205,7 @@ async def test_requests_do_not_disturb_each_other(pair: Pair) -> None:
     pair.engine.finish("one")
     with pytest.raises(RequestFailed):
         await two
-    assert "".join(event.text for event in await one) == "11"
+    assert text_of(await one) == "11"
 
 
 async def test_a_refusal_names_the_field(pair: Pair) -> None:
@@ -153,7 +246,7 @@ async def test_a_worker_that_dies_fails_what_is_open_and_what_comes_then(pair: P
     assert await pair.client.abort("a") is None
     assert not pair.client.connected
     assert pair.client.model.name == "tiny"
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReached):
         await collect(pair.client, "b")
 
 
@@ -179,6 +272,16 @@ async def test_a_reader_that_is_cancelled_aborts_in_the_engine(pair: Pair) -> No
     assert final is not None
     assert final.usage == Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=0)
     assert set(pair.engine.aborted) == {"a"}
+
+
+async def test_an_abort_ends_a_reader_that_still_reads(pair: Pair) -> None:
+    reader = await reading(pair, "a")
+    pair.engine.emit("a", "x")
+    ending = await pair.client.abort("a")
+    *_, finished = await reader
+    assert finished == ending
+    assert isinstance(finished, Finished)
+    assert finished.reason == "abort"
 
 
 async def test_an_ending_that_nobody_read_can_be_asked_for(pair: Pair) -> None:
@@ -218,7 +321,7 @@ async def test_a_reader_that_does_not_read_is_aborted_and_no_other_waits_for_it(
             pair.engine.emit("other", "o")
             await pair.engine.settled()
         pair.engine.finish("other")
-        assert len("".join(event.text for event in await other)) == MAX_EVENTS + 1
+        assert len(text_of(await other)) == MAX_EVENTS + 1
         assert pair.engine.aborted == ["slow"]
         with pytest.raises(RequestFailed) as failed:
             await anext(events)
@@ -230,7 +333,7 @@ async def test_before_a_worker_came_there_is_no_model(unconnected: EngineClient)
     assert not unconnected.connected
     with pytest.raises(EngineUnavailable):
         _ = unconnected.model
-    with pytest.raises(EngineUnavailable):
+    with pytest.raises(EngineNotReached):
         await collect(unconnected, "a")
 
 

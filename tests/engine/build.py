@@ -3,7 +3,9 @@
 from loraplex.adapters.residency import Residency
 from loraplex.engine.admission import FirstComeFirstServed
 from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.plan import Logprobs
 from loraplex.engine.protocol import Sampling, Submit
+from loraplex.engine.request import Piece
 from loraplex.engine.scheduler import Scheduler
 
 EOS = 999
@@ -12,16 +14,16 @@ EOS = 999
 class PlainText:
     """Text of the simulated model: each token is its number; `stop` may be one number."""
 
-    def __init__(self, stop: tuple[str, ...] = ()) -> None:
-        self._stop = stop
+    def __init__(self, sampling: Sampling) -> None:
+        self._stop = sampling.stop
         self.stopped = False
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_id: int, logprobs: Logprobs | None) -> Piece:
         self.stopped = str(token_id) in self._stop
-        return "" if self.stopped else f"{token_id} "
+        return Piece("" if self.stopped else f"{token_id} ")
 
-    def flush(self) -> str:
-        return ""
+    def end(self) -> Piece:
+        return Piece()
 
 
 def config(**changes: int) -> SchedulerConfig:
@@ -33,6 +35,7 @@ def config(**changes: int) -> SchedulerConfig:
         "max_waiting_requests": 32,
         "max_waiting_tokens": 1024,
         "max_model_len": 48,
+        "vocab_size": 1000,
     }
     return SchedulerConfig(**(values | changes))
 

@@ -7,26 +7,26 @@ a missing position or a stale write changes the output.
 from collections.abc import Mapping, Sequence
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.plan import Chunk, StepOutput, StepPlan
+from loraplex.engine.plan import Chunk, SampleSpec, StepOutput, StepPlan
 
 VOCAB_SIZE = 1000
 
 
-def next_token(token_ids: Sequence[int], adapter: AdapterKey | None) -> int:
-    """The token that follows `token_ids` on `adapter`."""
-    seed = 7 if adapter is None else sum(map(ord, "".join(adapter)))
+def next_token(token_ids: Sequence[int], adapter: AdapterKey | None, seed: int = 0) -> int:
+    """The token that follows `token_ids` on `adapter`, another for each seed."""
+    seed += 7 if adapter is None else sum(map(ord, "".join(adapter)))
     for token_id in token_ids:
         seed = (seed * 31 + token_id + 1) % 1_000_003
     return seed % VOCAB_SIZE
 
 
 def expected_output(
-    prompt: Sequence[int], adapter: AdapterKey | None, max_tokens: int, eos: int
+    prompt: Sequence[int], adapter: AdapterKey | None, max_tokens: int, eos: int, seed: int = 0
 ) -> list[int]:
-    """What a request must give, whatever shared its batches."""
+    """What a choice must give, whatever shared its batches."""
     token_ids = list(prompt)
     for _ in range(max_tokens):
-        token_ids.append(next_token(token_ids, adapter))
+        token_ids.append(next_token(token_ids, adapter, seed))
         if token_ids[-1] == eos:
             break
     return token_ids[len(prompt) :]
@@ -39,6 +39,8 @@ class SimulatedRunner:
         self._block_size = block_size
         self._pool: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.plans: list[StepPlan] = []
+        self.num_computed = 0
+        """Positions that were computed, those computed again included."""
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, object]) -> StepPlan:
         for chunk in plan.chunks:
@@ -50,13 +52,22 @@ class SimulatedRunner:
         for chunk in plan.chunks:
             self._write(chunk)
         tokens = {
-            chunk.request_id: next_token(self._read(chunk), chunk.adapter)
+            chunk.request_id: self._sample(chunk, chunk.sample)
             for chunk in plan.chunks
             if chunk.sample is not None
         }
         return StepOutput(tokens, {})
 
+    def _sample(self, chunk: Chunk, spec: SampleSpec) -> int:
+        token_ids = self._read(chunk)
+        if spec.penalties is not None:
+            end = len(token_ids) - spec.position
+            assert spec.penalties.output_ids == tuple(token_ids[end:])
+            assert set(spec.penalties.prompt_ids) == set(token_ids[:end])
+        return next_token(token_ids, chunk.adapter, spec.seed)
+
     def _write(self, chunk: Chunk) -> None:
+        self.num_computed += len(chunk.token_ids)
         for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
             block = chunk.block_table[position // self._block_size]
             self._pool[block][position % self._block_size] = token_id

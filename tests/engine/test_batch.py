@@ -19,6 +19,7 @@ BLOCK_SIZE = 4
 LAYOUT = BatchLayout(
     kv=KvLayout(num_blocks=64, block_size=BLOCK_SIZE),
     windows=frozenset([None, 3]),
+    vocab_size=320,
     dtype=torch.float32,
     device=torch.device("cpu"),
 )
@@ -61,7 +62,7 @@ def test_logits_are_kept_of_the_last_row_of_chunks_that_sample() -> None:
     )
     assert batch.request_ids == ("decode", "ends")
     assert batch.sampled_rows.tolist() == [0, 5]
-    assert batch.specs == (GREEDY, GREEDY)
+    assert batch.sampling.num_rows == 2
 
 
 def test_neighbours_of_one_adapter_share_a_segment() -> None:

@@ -1,4 +1,4 @@
-"""A step by the GPU kernels, interpreted on a CPU: tables and chunks go through the whole model."""
+"""Steps by compiled kernels, those of GPUs interpreted: tables go through the whole model."""
 
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from loraplex.engine.model import load_model
 from loraplex.engine.plan import Chunk
 from loraplex.engine.runner import ModelRunner
 from loraplex.kernels import lora_triton
+from loraplex.kernels.lora_cpu import MAX_ROWS, CpuLora, CpuModuleSegments, compile_lora
 
 NUM_LAYERS = 2
 ADAPTERS = {
@@ -30,10 +31,19 @@ CHUNKS = [
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> ModelRunner:
+def folder(tmp_path: Path) -> Path:
     config = tiny_models.llama_config(num_hidden_layers=NUM_LAYERS)
-    folder = tiny_models.save_model(tmp_path / "tiny", config)
-    return ModelRunner(load_model(ModelConfig(folder, "tiny", "cpu", "float32")), 8, 4)
+    return tiny_models.save_model(tmp_path / "tiny", config)
+
+
+@pytest.fixture
+def runner(folder: Path) -> ModelRunner:
+    return make_runner(folder)
+
+
+def make_runner(folder: Path, cpu_lora: CpuLora | None = None) -> ModelRunner:
+    model = load_model(ModelConfig(folder, "tiny", "cpu", "float32"))
+    return ModelRunner(model, 8, 4, cpu_lora)
 
 
 @pytest.fixture
@@ -43,7 +53,7 @@ def adapters(runner: ModelRunner, tmp_path: Path) -> dict[AdapterKey, AdapterWei
         name: tiny_models.save_adapter(tmp_path / name, model, seed, **config)
         for seed, (name, config) in enumerate(ADAPTERS.items())
     }
-    return load_adapters(model, folders, AdapterStore(tmp_path / "store"))
+    return load_adapters(runner.shapes, folders, AdapterStore(tmp_path / "store"))
 
 
 def test_located_adapters_compute_what_others_do(
@@ -69,3 +79,32 @@ def test_located_adapters_compute_what_others_do(
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
     # q, v and down of each layer, and the head: modules that nobody targets launch nothing.
     assert len(launched) == 3 * NUM_LAYERS + 1
+
+
+def test_the_compiled_kernel_of_cpus_computes_what_torch_does(
+    runner: ModelRunner,
+    adapters: dict[AdapterKey, AdapterWeights],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu_lora = compile_lora(folder.with_name("kernels"))
+    assert cpu_lora is not None, "the tests need a C++ compiler"
+    added = []
+    add = CpuLora.add
+
+    def count(kernel: CpuLora, y: torch.Tensor, x: torch.Tensor, at: CpuModuleSegments) -> None:
+        added.append(at.module)
+        add(kernel, y, x, at)
+
+    monkeypatch.setattr(CpuLora, "add", count)
+    long = Chunk("long", AdapterKey("tenant", "first"), (9,) * (MAX_ROWS + 1), 0, (3, 4, 5), GREEDY)
+    for chunks in (CHUNKS, [*CHUNKS, long]):
+        expected = runner.logits(runner.build(plan_of(chunks), adapters))
+        assert not added
+        compiled = make_runner(folder, cpu_lora)
+        located = {key: compiled.locate(weights) for key, weights in adapters.items()}
+        logits = compiled.logits(compiled.build(plan_of(chunks), located))
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5 * scale)
+        assert len(added) == 3 * NUM_LAYERS + 1
+        added.clear()

@@ -1,18 +1,16 @@
 """Which base models are accepted, which are refused and why, and what is known of one."""
 
 import json
+import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests import tiny_models
+from tests.engine.architectures import ARCHITECTURES, ATTENTION
 from transformers import (
-    BertConfig,
-    DiffLlamaConfig,
-    FalconConfig,
-    Gemma2Config,
-    GPTNeoXJapaneseConfig,
     MistralConfig,
     Phi3Config,
     PreTrainedConfig,
@@ -41,34 +39,6 @@ _LONGROPE = {
     "long_factor": [2.0] * 8,
     "original_max_position_embeddings": 64,
 }
-REFUSED = {
-    "sees later tokens": (
-        BertConfig(**_SHAPE, intermediate_size=80),
-        "BertSelfAttention is not causal",
-    ),
-    "has attention of its own": (
-        GPTNeoXJapaneseConfig(**_SHAPE, intermediate_multiple_size=2),
-        "does not let its attention be replaced",
-    ),
-    "adds position biases": (
-        FalconConfig(**_SHAPE, alibi=True),
-        "does not let its attention be replaced",
-    ),
-    "attends twice a layer": (
-        DiffLlamaConfig(**_SHAPE, num_key_value_heads=2, intermediate_size=80),
-        r"ran attention in layers \[0, 0, 1, 1\], not once in each",
-    ),
-    "lets the longest request choose frequencies": (
-        tiny_models.llama_config(
-            rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-        ),
-        "rope_type is 'dynamic'",
-    ),
-    "caps its attention scores": (
-        Gemma2Config(**_SHAPE, num_key_value_heads=2, head_dim=16, intermediate_size=80),
-        "Gemma2Attention needs attention with softcap",
-    ),
-}
 
 
 def load(folder: Path, **changes: int) -> LoadedModel:
@@ -89,25 +59,14 @@ def copied(llama: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_a_model_that_would_be_computed_wrong_is_refused(
-    kind: str, tmp_path: Path, llama: Path
-) -> None:
-    config, reason = REFUSED[kind]
-    folder = tiny_models.save_model(tmp_path / "model", config)
-    with pytest.raises(ModelUnsupported, match=reason):
-        load(folder)
-    assert load(llama).vocab_size == 320  # the process goes on
-
-
 def test_a_loaded_model_tells_its_shape(llama: Path) -> None:
     model = load(llama)
     layer = LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None)
     assert model.layers == (layer,) * 3
     assert (model.vocab_size, model.max_model_len) == (320, 256)
     assert (model.dtype, model.head_path) == (torch.float32, "lm_head")
-    assert len(model.linear_paths) == 3 * 7 + 1
-    assert "model.layers.2.mlp.down_proj" in model.linear_paths
+    assert len(model.shapes.linears) == 3 * 7 + 1
+    assert "model.layers.2.mlp.down_proj" in model.shapes.linears
     assert not any(parameter.requires_grad for parameter in model.network.parameters())
 
 
@@ -166,6 +125,39 @@ def test_a_path_without_a_model_is_named(name: str, reason: str) -> None:
         load(Path(name))
 
 
+def test_a_name_of_the_hub_is_loaded_from_its_snapshot(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's cache as it lies on disk after a download; the hub itself is not reached."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--acme--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(llama, repository / "snapshots" / ("0" * 40))
+    model = load(Path("acme/tiny"))
+    assert model.path == repository / "snapshots" / ("0" * 40)
+    assert model.max_model_len == 256
+
+
+def test_what_an_adapter_can_be_attached_to_is_told_by_the_model_not_by_its_files(
+    tmp_path: Path,
+) -> None:
+    shapes = load(tiny_models.save_model(tmp_path, ARCHITECTURES["GPT-2"].config)).shapes
+    assert shapes.linears["transformer.h.0.attn.c_attn"] == (192, 64)  # its file has [64, 192]
+    assert shapes.linears["transformer.h.2.mlp.c_proj"] == (64, 256)
+    assert shapes.linears["lm_head"] == (320, 64)
+    assert len(shapes.linears) == 3 * 4 + 1
+    assert shapes.embeddings == {"transformer.wte", "transformer.wpe"}
+    assert shapes.heads == {"lm_head"}
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "Mixtral"])
+def test_experts_and_routers_are_no_targets(name: str, tmp_path: Path) -> None:
+    shapes = load(tiny_models.save_model(tmp_path, ARCHITECTURES[name].config)).shapes
+    kinds = {path.rpartition(".")[2] for path in shapes.linears}
+    assert kinds == {*ATTENTION, "lm_head"}
+
+
 def test_an_adapter_is_no_base_model(copied: Path) -> None:
     (copied / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelUnsupported, match="it is an adapter"):
@@ -191,7 +183,7 @@ def test_weights_that_nothing_reads_are_not_ignored(copied: Path) -> None:
 def test_pickled_weights_are_refused(copied: Path) -> None:
     torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
     (copied / "model.safetensors").unlink()
-    with pytest.raises(ModelUnsupported, match="safetensors"):
+    with pytest.raises(ModelUnsupported, match=r"only pytorch_model\.bin, a pickle that can run"):
         load(copied)
 
 

@@ -6,15 +6,30 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from loraplex.engine.plan import SampleSpec
-from loraplex.engine.sampler import sample, uniform
+from loraplex.engine import sampler
+from loraplex.engine.plan import Penalties, SampleSpec
+from loraplex.engine.sampler import SampledRows
+from loraplex.engine.sampler import sample as sample_rows
+from loraplex.engine.sampling_rows import sampling_rows
+from loraplex.engine.seeds import choice_seed, uniform
 
 INF = math.inf
 
 
-def spec(temperature=1.0, *, top_p=1.0, top_k=0, seed=0, position=0):
-    return SampleSpec(temperature, top_p, top_k, seed, position)
+def spec(temperature=1.0, *, top_p=1.0, top_k=0, seed=0, position=0, **options):
+    return SampleSpec(temperature, top_p, top_k, seed, position, **options)
+
+
+def sample(logits, specs) -> SampledRows:
+    return sample_rows(logits, sampling_rows(specs, logits.shape[1], logits.device))
 
 
 def draw(logits, **how):
@@ -27,18 +42,37 @@ def counts(logits, num=4000, **how):
     return Counter(sample(rows, [spec(seed=seed, **how) for seed in range(num)]).token_ids)
 
 
-def reference(logits, temperature=1.0, top_k=0, top_p=1.0):
+def edited(logits, logit_bias=(), penalties=None, forbidden_ids=()):
+    """Logits after steps 1 to 4, written plainly."""
+    logits = list(logits)
+    for token in forbidden_ids:
+        logits[token] = -INF
+    for token, bias in logit_bias:
+        logits[token] += bias
+    if penalties is not None:
+        for token in {*penalties.prompt_ids, *penalties.output_ids}:
+            r = penalties.repetition
+            logits[token] = logits[token] * r if logits[token] < 0 else logits[token] / r
+        for token, count in Counter(penalties.output_ids).items():
+            logits[token] -= penalties.frequency * count + penalties.presence
+    return logits
+
+
+def reference(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, **edits):
     """Exact probabilities, written plainly."""
+    logits = edited(logits, **edits)
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     order = order[: top_k or len(order)]
     weights = [math.exp((logits[i] - max(logits)) / temperature) for i in order]
     kept, mass = [], 0.0
     for i, weight in zip(order, weights, strict=True):
+        if weight < min_p:
+            break
         kept.append((i, weight))
         mass += weight
         if mass >= top_p * sum(weights):
             break
-    return {i: weight / mass for i, weight in kept}
+    return {i: weight / mass for i, weight in kept if weight}
 
 
 def chi_square(found, probabilities):
@@ -62,11 +96,21 @@ def chi_square(found, probabilities):
         {"top_p": 0.7},
         {"top_p": 0.9, "temperature": 2.0},
         {"top_p": 0.8, "top_k": 4, "temperature": 1.5},
+        {"min_p": 0.2},
+        {"min_p": 0.1, "top_p": 0.95, "temperature": 2.0},
+        {"min_p": 0.3, "top_k": 6},
+        {"logit_bias": ((3, 4.0), (2, -1.5))},
+        {"logit_bias": ((2, -100.0),), "top_k": 3},
+        {"forbidden_ids": (2, 6)},
+        {"penalties": Penalties(1.5, 0.0, 0.0, (2, 3), (6, 6))},
+        {"penalties": Penalties(1.0, 0.7, 0.0, (1,), (2, 2, 4))},
+        {"penalties": Penalties(1.0, 0.0, 0.4, (1,), (2, 2, 2, 4))},
+        {"penalties": Penalties(0.8, -0.5, 0.3, (0, 3), (2, 4, 4)), "top_p": 0.9, "min_p": 0.05},
     ],
 )
 def test_tokens_are_drawn_with_their_exact_probabilities(how):
     logits = [1.0, 0.2, 2.5, -1.0, 1.7, 0.0, 2.4, -0.5]
-    assert chi_square(counts(logits, **how), reference(logits, **how)) < 3
+    assert chi_square(counts(logits, num=20_000, **how), reference(logits, **how)) < 3
 
 
 def test_a_wrong_distribution_would_be_noticed():
@@ -131,22 +175,58 @@ def test_a_forbidden_token_is_never_drawn(how):
 def test_the_ends_of_the_unit_interval_belong_to_the_outermost_allowed_tokens(
     monkeypatch, number, token
 ):
-    monkeypatch.setattr("loraplex.engine.sampler.uniform", lambda seed, position: number)
+    monkeypatch.setattr("loraplex.engine.sampling_rows.uniform", lambda seed, position: number)
     assert draw([-INF, 0.3, -INF, 0.7, -INF]) == token
 
 
-def test_a_row_draws_the_same_alone_and_in_any_batch():
-    torch.manual_seed(0)
-    logits = 3 * torch.randn(12, 1031)
-    logits[5, 7] = math.nan
-    hows = [{}, {"top_k": 40}, {"top_p": 0.9}, {"top_k": 9, "top_p": 0.5, "temperature": 2.0}]
-    specs = [spec(**hows[row % 4], seed=row, position=row) for row in range(12)]
-    specs[3] = spec(0.0)
-    alone = [sample(logits[row : row + 1], [specs[row]]).token_ids[0] for row in range(12)]
-    assert sample(logits, specs).token_ids == alone
-    order = torch.randperm(12).tolist()
-    shuffled = sample(logits[order], [specs[row] for row in order]).token_ids
-    assert shuffled == [alone[row] for row in order]
+VOCAB = 1031
+IDS = st.integers(0, VOCAB - 1)
+SPECS = st.builds(
+    spec,
+    st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5, 0.01]),
+    top_k=st.sampled_from([0, 1, 9, 40, 5000]),
+    min_p=st.sampled_from([0.0, 0.01, 0.5]),
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(0, 100),
+    logit_bias=st.dictionaries(IDS, st.floats(-5, 5), max_size=4).map(lambda d: tuple(d.items())),
+    penalties=st.none()
+    | st.builds(
+        Penalties,
+        st.sampled_from([1.0, 1.3, 0.7]),
+        st.sampled_from([0.0, 0.5]),
+        st.sampled_from([0.0, -0.5]),
+        st.lists(IDS, max_size=9, unique=True).map(tuple),
+        st.lists(IDS, max_size=9).map(tuple),
+    ),
+    forbidden_ids=st.lists(IDS, max_size=3, unique=True).map(tuple),
+    num_top_logprobs=st.none() | st.integers(0, 20),
+)
+
+
+@given(st.lists(SPECS, min_size=1, max_size=90), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_a_row_draws_the_same_alone_and_in_any_batch(specs, rng):
+    torch.manual_seed(len(specs))
+    logits = 3 * torch.randn(len(specs), VOCAB)
+    logits[rng.randrange(len(specs)), 7] = math.nan
+    order = rng.sample(range(len(specs)), len(specs))
+    together = sample(logits[order], [specs[row] for row in order])
+    for place, row in enumerate(order):
+        alone = sample(logits[row : row + 1], [specs[row]])
+        assert together.token_ids[place] == alone.token_ids[0]
+        assert str(together.logprobs.get(place)) == str(alone.logprobs.get(0))  # NaN is not NaN
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 0.01}, {"min_p": 1.0}])
+@pytest.mark.parametrize("wide", [{}, {"top_k": 40}, {"top_p": 0.99}, {"min_p": 0.5}])
+def test_a_row_is_filtered_by_its_own_options_beside_others(narrow, wide):
+    logits = torch.zeros(400, 50)
+    logits[:, 7] += 1e-3
+    specs = [spec(seed=row, **(wide if row % 2 else narrow)) for row in range(400)]
+    drawn = sample(logits, specs).token_ids
+    assert set(drawn[::2]) == {7}
+    assert len(set(drawn[1::2])) >= 40 - 2
 
 
 def test_the_logits_are_left_as_they_were():
@@ -158,11 +238,6 @@ def test_the_logits_are_left_as_they_were():
 
 def test_a_batch_without_rows_draws_nothing():
     assert sample(torch.empty(0, 5), []).token_ids == []
-
-
-def test_greedy_rows_are_not_copied_to_the_host(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: pytest.fail("copied"))
-    assert sample(torch.eye(3), [spec(0.0)] * 3).token_ids == [0, 1, 2]
 
 
 def test_the_uniform_number_never_changes():
@@ -182,3 +257,107 @@ def test_uniform_numbers_fill_the_unit_interval_evenly():
 def test_neighbouring_seeds_and_positions_are_unrelated(seeds, positions):
     found = np.array([uniform(seed, position) for seed in seeds for position in positions])
     assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 3 / math.sqrt(5000)
+
+
+def test_choices_have_seeds_of_their_own_and_the_first_has_the_requests():
+    seeds = [choice_seed(5, choice) for choice in range(1000)]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 1000
+    assert choice_seed(5, 1) != choice_seed(6, 1)
+
+
+@given(st.lists(IDS, min_size=1, max_size=30), st.sampled_from([0.5, 1.2, 3.0]))
+@settings(max_examples=30, deadline=None)
+def test_the_repetition_penalty_is_transformers(ids, penalty):
+    torch.manual_seed(len(ids))
+    logits = torch.randn(1, VOCAB)
+    half = len(ids) // 2
+    penalties = Penalties(penalty, 0.0, 0.0, tuple(set(ids[:half])), tuple(ids[half:]))
+    theirs = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([ids]), logits.clone())
+    assert sample(logits, [spec(0.0, penalties=penalties)]).token_ids == [int(theirs.argmax())]
+    group = sampling_rows([spec(penalties=penalties)], VOCAB, logits.device).groups[0]
+    ours = logits.clone()
+    sampler._edit(ours, group.edits)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("how", "warpers"),
+    [
+        ({"top_k": 7}, [TopKLogitsWarper(7)]),
+        ({"top_p": 0.8}, [TopPLogitsWarper(0.8)]),
+        ({"min_p": 0.05}, [MinPLogitsWarper(0.05)]),
+        (
+            {"temperature": 1.7, "top_k": 50, "top_p": 0.8, "min_p": 0.1},
+            [
+                TemperatureLogitsWarper(1.7),
+                TopKLogitsWarper(50),
+                TopPLogitsWarper(0.8),
+                MinPLogitsWarper(0.1),
+            ],
+        ),
+    ],
+)
+def test_filters_leave_what_those_of_transformers_leave(how, warpers):
+    torch.manual_seed(1)
+    logits = 3 * torch.randn(8, VOCAB)
+    options = sampling_rows([spec(**how)] * 8, VOCAB, logits.device)
+    (drawn,) = options.groups[0].drawn
+    ids, sums = sampler._candidates(logits, logits.amax(dim=-1, keepdim=True), drawn, drawn.filters)
+    weights = sums.diff(dim=-1, prepend=torch.zeros(8, 1))
+    ours = torch.zeros(8, VOCAB, dtype=torch.float64).scatter_(1, ids, weights / sums[:, -1:])
+    theirs = logits
+    for warper in warpers:
+        theirs = warper(None, theirs)
+    torch.testing.assert_close(ours, theirs.double().softmax(dim=-1), rtol=1e-5, atol=1e-9)
+
+
+def test_greedy_rows_obey_bias_penalties_and_forbidden_tokens():
+    assert draw([1.0, 2.0, 3.0], temperature=0.0, logit_bias=((0, 2.5),)) == 0
+    assert draw([1.0, 2.0, 3.0], temperature=0.0, forbidden_ids=(2,)) == 1
+    penalties = Penalties(1.0, 0.6, 0.6, (), (2,))
+    assert draw([1.0, 2.0, 3.0], temperature=0.0, penalties=penalties) == 1
+
+
+def test_presence_and_frequency_leave_the_prompt_alone():
+    penalties = Penalties(1.0, 2.0, 2.0, (2,), ())
+    assert draw([1.0, 2.0, 3.0], temperature=0.0, penalties=penalties) == 2
+
+
+def test_a_row_of_which_everything_is_forbidden_fails_alone():
+    specs = [spec(0.0), spec(1.0, forbidden_ids=(0, 1)), spec(0.0, forbidden_ids=(0, 1))]
+    assert sample(torch.tensor([[0.0, 1.0]] * 3), specs).token_ids == [1, None, None]
+
+
+def test_a_row_that_is_not_finite_fails_even_where_it_is_forbidden():
+    specs = [spec(1.0, forbidden_ids=(0,)), spec(0.0, forbidden_ids=(0,))]
+    assert sample(torch.tensor([[INF, 1.0]] * 2), specs).token_ids == [None, None]
+
+
+def test_zeros_of_both_signs_are_equals():
+    assert draw([-0.0, 0.0], top_k=1) == draw([0.0, -0.0], top_k=1) == 0
+
+
+def test_log_probabilities_are_the_models_own_whatever_is_drawn():
+    logits = torch.tensor([[1.0, 3.0, 2.0, 3.0]] * 2)
+    how = {"logit_bias": ((0, 50.0),), "top_k": 1, "num_top_logprobs": 3}
+    plain = spec(0.0, num_top_logprobs=0)
+    sampled = sample(logits, [spec(0.2, **how), plain])
+    expected = logits[0].log_softmax(dim=-1).tolist()
+    assert sampled.token_ids == [0, 1]
+    assert sampled.logprobs[0].drawn == pytest.approx(expected[0], rel=1e-6)
+    assert [token for token, _ in sampled.logprobs[0].top] == [1, 3, 2]
+    assert [value for _, value in sampled.logprobs[0].top] == pytest.approx(
+        [expected[1], expected[3], expected[2]], rel=1e-6
+    )
+    assert sampled.logprobs[1].top == ()
+
+
+def test_rows_that_do_not_ask_have_no_log_probabilities():
+    assert sample(torch.eye(2), [spec(0.0), spec(1.0)]).logprobs == {}
+
+
+def test_a_greedy_row_beside_others_is_not_worked_on():
+    specs = [spec(0.0), spec(1.0), spec(0.0), spec(0.0, logit_bias=((0, 1.0),))]
+    options = sampling_rows(specs, 5, torch.device("cpu"))
+    assert [group.rows.tolist() for group in options.groups] == [[1, 3]]

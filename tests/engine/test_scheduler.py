@@ -12,6 +12,7 @@ from loraplex.engine.events import Events
 from loraplex.engine.plan import StepOutput
 from loraplex.engine.protocol import Sampling
 from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.seeds import choice_seed
 
 
 def run_step(scheduler: Scheduler, runner: SimulatedRunner, now: float = 0.0) -> Events:
@@ -228,7 +229,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.runner = SimulatedRunner(12, 4)
         self.loading: list[AdapterKey] = []
         self.submits: dict[str, object] = {}
-        self.outputs: dict[str, list[int]] = {}
+        self.outputs: dict[str, dict[int, list[int]]] = {}
+        self.ended_choices: set[tuple[str, int]] = set()
         self.ended: dict[str, str] = {}
         self.aborted: set[str] = set()
         self.num_added = 0
@@ -237,10 +239,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_prompt_tokens=st.integers(1, 30),
         max_tokens=st.integers(1, 18),
         adapter=st.sampled_from([None, "x", "y", "z"]),
+        n=st.sampled_from([1, 1, 2, 5]),
+        penalty=st.sampled_from([1.0, 1.2]),
     )
-    def add(self, num_prompt_tokens: int, max_tokens: int, adapter: str | None) -> None:
+    def add(
+        self, num_prompt_tokens: int, max_tokens: int, adapter: str | None, n: int, penalty: float
+    ) -> None:
         self.num_added += 1
-        submit = build.submit(f"r{self.num_added}", num_prompt_tokens, max_tokens, adapter=adapter)
+        sampling = Sampling(max_tokens=max_tokens, n=n, seed=1, repetition_penalty=penalty)
+        submit = build.submit(
+            f"r{self.num_added}", num_prompt_tokens, adapter=adapter, sampling=sampling
+        )
         self.scheduler.add(submit, now=0.0, adapter_bytes=0 if adapter is None else 2)
         self.submits[submit.request_id] = submit
 
@@ -274,17 +283,22 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def take(self, events: Events) -> None:
         for tokens in events.tokens:
-            output = self.outputs.setdefault(tokens.request_id, [])
+            choices = self.outputs.setdefault(tokens.request_id, {})
+            output = choices.setdefault(tokens.choice, [])
             assert tokens.sequence == len(output), "a token is repeated or lost"
+            assert (tokens.request_id, tokens.choice) not in self.ended_choices
             output.extend(tokens.ids)
+            if tokens.finish_reason is not None:
+                self.ended_choices.add((tokens.request_id, tokens.choice))
         for ending, reason in (
             *((f, f.reason) for f in events.finished),
             *((f, "failed") for f in events.failed),
         ):
             assert ending.request_id not in self.ended, "a request ended twice"
             self.ended[ending.request_id] = reason
-            output = self.outputs.get(ending.request_id, [])
-            assert ending.usage.completion_tokens == len(output)
+            choices = self.outputs.get(ending.request_id, {})
+            assert ending.usage.completion_tokens == sum(map(len, choices.values()))
+            assert ending.usage.prompt_tokens == len(self.submits[ending.request_id].prompt)
 
     @invariant()
     def conserves(self) -> None:
@@ -304,10 +318,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         for request_id, submit in self.submits.items():
             if self.ended[request_id] in {"stop", "length"}:
                 adapter = submit.adapter and AdapterKey("t", submit.adapter)
-                expected = expected_output(
-                    submit.prompt, adapter, submit.sampling.max_tokens, build.EOS
-                )
-                assert self.outputs[request_id] == expected
+                for choice in range(submit.sampling.n):
+                    expected = expected_output(
+                        submit.prompt,
+                        adapter,
+                        submit.sampling.max_tokens,
+                        build.EOS,
+                        choice_seed(1, choice),
+                    )
+                    assert self.outputs[request_id][choice] == expected
+                    assert (request_id, choice) in self.ended_choices
 
 
 SchedulerMachine.TestCase.settings = settings(

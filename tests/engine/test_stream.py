@@ -15,6 +15,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.claim import claimed
 from loraplex.engine.client import StreamClient
 from loraplex.engine.errors import (
+    AdapterUnfit,
     AddressInUse,
     EngineOverloaded,
     EngineUnavailable,
@@ -336,6 +337,18 @@ async def test_an_adapter_whose_load_breaks_in_an_unknown_way_fails_its_request(
     assert failed.value.code == "adapter_load_failed"
 
 
+async def test_an_adapter_of_another_base_model_fails_its_requests_and_says_why(
+    worker: SimulatedWorker, address: UnixAddress
+) -> None:
+    worker.runner.open()
+    async with connected(address) as client:
+        good = asyncio.create_task(collect(client, build.submit("good", adapter="x")))
+        with pytest.raises(AdapterUnfit, match=r"does not fit.*q_proj is wider") as failed:
+            await collect(client, build.submit("a", adapter="unfit"))
+        assert failed.value.code == "adapter_mismatch"
+        assert len((await good)[0]) == 4
+
+
 async def test_a_request_that_cannot_be_taken_fails_alone_and_those_behind_it_run(
     worker: SimulatedWorker, address: UnixAddress
 ) -> None:
@@ -350,10 +363,10 @@ async def test_a_request_that_cannot_be_taken_fails_alone_and_those_behind_it_ru
     assert len(token_ids) == 4
 
 
-def forbid_empty_stops(stop: tuple[str, ...]) -> build.PlainText:
-    if "" in stop:
+def forbid_empty_stops(sampling: Sampling) -> build.PlainText:
+    if "" in sampling.stop:
         raise ValueError("a stop string is empty")
-    return build.PlainText(stop)
+    return build.PlainText(sampling)
 
 
 async def test_a_client_survives_a_connection_that_ends_with_any_error_of_the_network(

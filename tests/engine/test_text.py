@@ -149,6 +149,13 @@ def test_after_a_stop_nothing_follows():
     assert "".join(emitted) + stream.flush() == "aa"
 
 
+def test_a_stop_is_looked_for_behind_the_first_min_tokens_tokens():
+    stream = TextStream(LETTERS, ("ab",), min_tokens=3)
+    emitted = [stream.push(LETTERS.token_to_id(word)) for word in ("ab", "c", "a", "b", "cab", "c")]
+    assert emitted == ["ab", "c", "a", "b", "c", ""]
+    assert stream.stopped
+
+
 def test_an_empty_stop_is_refused():
     with pytest.raises(ValueError, match="empty"):
         TextStream(BYTE_LEVEL, ("",))

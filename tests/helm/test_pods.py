@@ -16,6 +16,8 @@ from tests.helm.chart import (
     worker,
 )
 
+from loraplex.platform.gateway import BROKEN_OFF_S
+from loraplex.platform.open_requests import GIVE_UP_S, SETTLE_TIMEOUT_S
 from loraplex.platform.settings import Settings
 
 RESTRICTED_VOLUMES = {"emptyDir", "persistentVolumeClaim", "secret"}
@@ -95,8 +97,9 @@ def test_a_pod_gets_the_time_that_its_process_takes_to_drain(drain_s: int) -> No
         ends[name] = spec["terminationGracePeriodSeconds"]
         told_s = environment(spec)["LORAPLEX_DRAIN_TIMEOUT_S"]["value"]
         assert float(told_s) == drain_s
-    # The HTTP server waits for its connections, then the app for what is not settled.
-    assert ends["gateway"] >= 7 + 2 * drain_s + 10
+    # Requests end or are broken off, then they are settled or given up.
+    settle_s = 2 * BROKEN_OFF_S + SETTLE_TIMEOUT_S + GIVE_UP_S
+    assert ends["gateway"] >= 7 + drain_s + settle_s + 10
     assert ends["worker"] >= drain_s + 10
 
 

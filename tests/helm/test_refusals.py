@@ -27,8 +27,7 @@ CANNOT_WORK = {
     ),
     "several gateways that each count limits": (
         PRODUCTION | {"quotas": {}},
-        "up to 3 times their limits: set quotas.existingSecret to a Secret with a Redis URL, "
-        "accept it with gateway.limitsPerReplica=true",
+        "up to 3 times their limits: set quotas.existingSecret to a Secret with a Redis URL",
     ),
     "limits that are both shared and not": (
         PRODUCTION | {"gateway": {"replicas": 3, "limitsPerReplica": True}},

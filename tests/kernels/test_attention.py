@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex.kernels.attention import KvCache, allocate_kv_cache, paged_attention
+from loraplex.kernels.attention import KvCache, Scoring, allocate_kv_cache, paged_attention
 from loraplex.kernels.attention_plan import KvLayout, Span, Window, plan_attention
 from loraplex.kernels.attention_reference import paged_attention_reference
 
 KEY_DIM = 16
 CPU = torch.device("cpu")
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # relative and absolute
+PLAIN = Scoring(scaling=0.3)
 BATCHES = {  # (start, length) of each sequence
     "one token": [(0, 1)],
     "decodes of one length": [(5, 1), (5, 1), (5, 1)],
@@ -31,11 +32,13 @@ class Step:
     spans: list[Span]
     layout: KvLayout
 
-    def attend(self, window: Window = None) -> Tensor:
-        metadata = plan_attention(self.spans, self.layout, [window], dtype=self.q.dtype, device=CPU)
-        return paged_attention(
-            self.q, self.k, self.v, self.cache, metadata, scaling=0.3, window=window
-        )
+    def attend(self, scoring: Scoring = PLAIN) -> Tensor:
+        windows = [scoring.window]
+        metadata = plan_attention(self.spans, self.layout, windows, dtype=self.q.dtype, device=CPU)
+        return paged_attention(self.q, self.k, self.v, self.cache, metadata, scoring)
+
+    def reference(self, scoring: Scoring = PLAIN) -> Tensor:
+        return paged_attention_reference(self.q, self.cache, self.spans, scoring)
 
 
 def make_step(
@@ -71,23 +74,27 @@ def make_step(
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("window", [None, 1, 4, 64])
 @pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("softcap", [None, 1.5])  # most scores here lie within ±3
 @pytest.mark.parametrize("batch", BATCHES)
 def test_attention_equals_the_reference(
-    batch: str, block_size: int, window: Window, dtype: torch.dtype
+    batch: str, softcap: float | None, block_size: int, window: Window, dtype: torch.dtype
 ) -> None:
     step = make_step(BATCHES[batch], block_size, dtype=dtype)
-    out = step.attend(window)
-    expected = paged_attention_reference(step.q, step.cache, step.spans, scaling=0.3, window=window)
+    scoring = Scoring(0.3, window, softcap)
+    out = step.attend(scoring)
+    expected = step.reference(scoring)
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (3, 3), (9, 3), (8, 1)])
 @pytest.mark.parametrize("value_dim", [KEY_DIM, 8])
-def test_heads_share_the_keys_of_their_group(heads: tuple[int, int], value_dim: int) -> None:
+@pytest.mark.parametrize("scoring", [PLAIN, PLAIN._replace(softcap=1.5)], ids=["plain", "capped"])
+def test_heads_share_the_keys_of_their_group(
+    scoring: Scoring, heads: tuple[int, int], value_dim: int
+) -> None:
     step = make_step(BATCHES["all kinds"], heads=heads, value_dim=value_dim)
-    out = step.attend()
-    expected = paged_attention_reference(step.q, step.cache, step.spans, scaling=0.3)
+    out, expected = step.attend(scoring), step.reference(scoring)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 

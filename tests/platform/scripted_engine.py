@@ -5,10 +5,26 @@ It keeps the contract of `EngineClient`; the contract's tests run on it and on t
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Literal
 
-from loraplex.engine.errors import EngineError, EngineUnavailable, RequestFailed
-from loraplex.engine.protocol import Finished, FinishReason, ModelInfo, Submit, Tokens, Usage
+from msgspec import structs
+
+from loraplex.engine.errors import (
+    EngineError,
+    EngineNotReached,
+    EngineUnavailable,
+    RequestFailed,
+)
+from loraplex.engine.protocol import (
+    Finished,
+    FinishReason,
+    ModelInfo,
+    Submit,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 
 
 class ScriptedRun:
@@ -16,7 +32,8 @@ class ScriptedRun:
 
     def __init__(self, submit: Submit) -> None:
         self.submit = submit
-        self.num_tokens = 0
+        self.num_tokens = [0] * submit.sampling.n
+        self.open = set(range(submit.sampling.n))
         self.events: deque[Tokens | Finished | EngineError] = deque()
         self.changed = asyncio.Event()
         self.ending: Finished | None = None
@@ -27,31 +44,48 @@ class ScriptedRun:
         self.events.append(event)
         self.changed.set()
 
-    def finish(self, reason: FinishReason, text: str = "", cached: int = 0) -> Finished:
+    def end(self, choice: int, reason: Literal["stop", "length"], text: str = "") -> Tokens:
+        """The last tokens of a choice: what was held back."""
+        self.open.remove(choice)
+        return Tokens(
+            request_id=self.submit.request_id,
+            choice=choice,
+            sequence=self.num_tokens[choice],
+            ids=(),
+            text=text,
+            finish_reason=reason,
+        )
+
+    def finish(self, reason: FinishReason, cached: int = 0) -> Finished:
         usage = Usage(
             prompt_tokens=len(self.submit.prompt),
             cached_tokens=cached,
-            completion_tokens=self.num_tokens,
+            completion_tokens=sum(self.num_tokens),
         )
         self.ending = Finished(
-            request_id=self.submit.request_id, reason=reason, usage=usage, text=text, queue_ms=1.5
+            request_id=self.submit.request_id, reason=reason, usage=usage, queue_ms=1.5
         )
         self.over.set()
         return self.ending
 
     def take(self) -> Tokens | Finished | EngineError:
-        """Remove the next event, or all tokens that wait as one."""
+        """Remove the next event, or all tokens of a choice that wait as one."""
         first = self.events.popleft()
-        while isinstance(first, Tokens) and self.events and isinstance(self.events[0], Tokens):
+        if not isinstance(first, Tokens):
+            return first
+        mine, others = [first], []
+        while self.events and isinstance(self.events[0], Tokens):
             more = self.events.popleft()
             assert isinstance(more, Tokens)
-            first = Tokens(
-                request_id=first.request_id,
-                sequence=first.sequence,
-                ids=first.ids + more.ids,
-                text=first.text + more.text,
-            )
-        return first
+            (mine if more.choice == first.choice else others).append(more)
+        self.events.extendleft(reversed(others))
+        return structs.replace(
+            first,
+            ids=sum((tokens.ids for tokens in mine), ()),
+            text="".join(tokens.text for tokens in mine),
+            logprobs=sum((tokens.logprobs for tokens in mine), ()),
+            finish_reason=mine[-1].finish_reason,
+        )
 
 
 class ScriptedEngine:
@@ -84,7 +118,7 @@ class ScriptedEngine:
 
     async def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
         if not self.is_connected:
-            raise EngineUnavailable("no worker is connected")
+            raise EngineNotReached("no worker is connected")
         run = self.runs[submit.request_id] = ScriptedRun(submit)
         self._submitted.put_nowait(submit)
         if self.answer is not None:
@@ -112,7 +146,7 @@ class ScriptedEngine:
         if run is None:
             return None
         if not run.over.is_set():
-            self._abort(run)
+            run.put(self._abort(run))
         del self.runs[request_id]
         return run.ending
 
@@ -126,26 +160,48 @@ class ScriptedEngine:
         async with asyncio.timeout(10):
             return await self._submitted.get()
 
-    def emit(self, request_id: str, *texts: str) -> None:
-        """One token for each text."""
+    def emit(
+        self,
+        request_id: str,
+        *texts: str,
+        choice: int = 0,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> None:
+        """One token for each text; `logprobs` come with each."""
         run = self.runs[request_id]
         for text in texts:
             if run.over.is_set() or run.abandoned:
                 return
-            token = Tokens(request_id=request_id, sequence=run.num_tokens, ids=(7,), text=text)
-            run.num_tokens += 1
+            token = Tokens(
+                request_id=request_id,
+                choice=choice,
+                sequence=run.num_tokens[choice],
+                ids=(7,),
+                text=text,
+                logprobs=tuple(logprobs),
+            )
+            run.num_tokens[choice] += 1
             run.put(token)
-            if len(run.events) > self.max_events:
+            if len(run.events) > self.max_events * run.submit.sampling.n:
                 run.events.clear()
                 run.abandoned = True
                 run.put(RequestFailed("the client is slow", "slow_client"))
                 self._abort(run)
 
+    def end(self, request_id: str, choice: int, reason: Literal["stop", "length"]) -> None:
+        """End one choice."""
+        run = self.runs[request_id]
+        run.put(run.end(choice, reason))
+
     def finish(
         self, request_id: str, reason: FinishReason = "stop", text: str = "", cached: int = 0
     ) -> None:
+        """End the choices that have not ended, with this text, and the request."""
         run = self.runs[request_id]
-        run.put(run.finish(reason, text, cached))
+        if reason != "abort":
+            for choice in sorted(run.open):
+                run.put(run.end(choice, reason, text))
+        run.put(run.finish(reason, cached))
 
     def fail(self, request_id: str, code: str = "non_finite_logits") -> None:
         run = self.runs[request_id]
@@ -171,9 +227,9 @@ class ScriptedEngine:
         for _ in range(4):
             await asyncio.sleep(0)
 
-    def _abort(self, run: ScriptedRun) -> None:
+    def _abort(self, run: ScriptedRun) -> Finished:
         self.aborted.append(run.submit.request_id)
-        run.finish("abort")
+        return run.finish("abort")
 
 
 def says(*texts: str, reason: FinishReason = "stop") -> Callable[[ScriptedEngine, str], None]:

@@ -18,6 +18,8 @@ from tests.platform.shell import Shell, app
 from typer.testing import CliRunner
 
 from loraplex.adapters.storage import AdapterStore
+from loraplex.engine.protocol import LinearShapes
+from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.tenants import api_keys, directory, ledger
 from loraplex.tenants.db import Database
 from loraplex.tenants.ledger import UsageRecord
@@ -250,7 +252,7 @@ def test_usage_beyond_the_limit_is_left_out_with_a_note(acme: Shell) -> None:
 def base(tmp_path: Path) -> Path:
     folder = tmp_path / "tiny-base"
     folder.mkdir()
-    (folder / "config.json").write_text('{"tie_word_embeddings": false}')
+    (folder / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": false}')
     weight = np.zeros((HIDDEN, HIDDEN), dtype=np.float32)
     save_file({"model.layers.0.self_attn.q_proj.weight": weight}, folder / "model.safetensors")
     return folder
@@ -287,7 +289,9 @@ def test_a_pushed_adapter_is_stored_and_published(acme: Shell, base: Path, tmp_p
 def test_without_a_model_the_one_that_was_served_last_counts(
     acme: Shell, base: Path, tmp_path: Path
 ) -> None:
-    (acme.data_dir / "base.json").write_text(json.dumps({"name": "served", "path": str(base)}))
+    linears = {"model.layers.0.self_attn.q_proj": (HIDDEN, HIDDEN)}
+    shapes = LinearShapes(linears=linears, embeddings=(), heads=())
+    write_record(acme.data_dir / "base.json", BaseRecord("served", base, shapes))
     checkpoint = make_checkpoint(tmp_path / "checkpoint", 0.5)
     (pushed,) = acme.rows("adapter", "push", "acme/support", checkpoint)
     assert pushed["base_model"] == "served"

@@ -11,7 +11,7 @@ import tokenizers
 import torch
 import transformers
 
-from loraplex.engine import model as model_module
+from loraplex.engine import gguf_model
 from loraplex.platform.demo import train
 from loraplex.platform.demo.base import DemoModelMissing, find_gguf
 from loraplex.platform.demo.tasks.globex_sql import SQL
@@ -66,7 +66,7 @@ def test_model_answers(converted: Path) -> None:
 
 def test_existing_folder_is_left_alone(converted: Path) -> None:
     before = (converted / "model.safetensors").stat()
-    model_module.convert_gguf(find_gguf(), converted)
+    gguf_model.convert_gguf(find_gguf(), converted)
     assert (converted / "model.safetensors").stat() == before
     assert [path.name for path in converted.parent.iterdir()] == [converted.name]
 
@@ -77,15 +77,15 @@ def test_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         (folder / "config.json").write_text("{}")
         raise OSError("disk full")
 
-    monkeypatch.setattr(model_module, "_save_tokenizer", fill_and_fail)
+    monkeypatch.setattr(gguf_model, "_save_tokenizer", fill_and_fail)
     with pytest.raises(OSError, match="disk full"):
-        model_module.convert_gguf(find_gguf(), tmp_path / "model")
+        gguf_model.convert_gguf(find_gguf(), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent\.gguf"):
-        model_module.convert_gguf(tmp_path / "absent.gguf", tmp_path / "model")
+        gguf_model.convert_gguf(tmp_path / "absent.gguf", tmp_path / "model")
 
 
 def test_missing_package_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

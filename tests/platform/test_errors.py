@@ -34,6 +34,8 @@ NOT_FOR_CLIENTS = {
     # The operator's files.
     "AdapterMissing",
     "AdapterCorrupt",
+    # In the worker, which tells the gateway: there it is AdapterUnfit.
+    "AdapterMismatch",
     "BaseUnreadable",
     "TensorFileInvalid",
     # Bugs of ours.

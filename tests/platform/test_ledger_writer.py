@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.conftest import NOW, make_tenant
 
+from loraplex.platform import ledger_writer
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.services import Resources
 from loraplex.tenants.db import Database
@@ -18,10 +20,11 @@ from loraplex.tenants.ledger import UsageRecord, list_usage
 
 
 class CountingDatabase:
-    """A database that counts its transactions that write."""
+    """A database that counts its transactions that write, and is away for the first few."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, num_failures: int = 0) -> None:
         self._database = database
+        self._num_failures = num_failures
         self.num_sessions = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -30,6 +33,8 @@ class CountingDatabase:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[AsyncSession]:
         self.num_sessions += 1
+        if self.num_sessions <= self._num_failures:
+            raise OperationalError("insert", {}, Exception("away"))
         async with self._database.session() as session:
             yield session
 
@@ -74,6 +79,34 @@ async def test_records_that_wait_share_a_transaction(
     async with resources.database.reader() as session:
         assert len(await list_usage(session, template.tenant_id)) == 50
     assert database.num_sessions <= 2
+
+
+async def test_an_outage_costs_one_transaction_an_attempt_however_many_records_wait(
+    resources: Resources, template: UsageRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_writer, "MIN_BACKOFF_S", 0.0)
+    database = CountingDatabase(resources.database, num_failures=3)
+    writer = LedgerWriter(database)
+    await asyncio.gather(
+        *(writer.append(replace(template, request_id=f"req_{i}")) for i in range(20))
+    )
+    async with resources.database.reader() as session:
+        assert len(await list_usage(session, template.tenant_id)) == 20
+    assert database.num_sessions <= 5
+    assert not writer.failing
+
+
+async def test_pauses_between_attempts_double_up_to_a_cap(
+    resources: Resources, template: UsageRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses_s: list[float] = []
+
+    async def note(pause_s: float) -> None:
+        pauses_s.append(pause_s)
+
+    monkeypatch.setattr(ledger_writer.asyncio, "sleep", note)
+    await LedgerWriter(CountingDatabase(resources.database, num_failures=8)).append(template)
+    assert pauses_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
 async def test_a_record_that_cannot_be_written_does_not_take_others_with_it(

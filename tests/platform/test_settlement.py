@@ -2,91 +2,42 @@
 
 import asyncio
 import inspect
-import json
-import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import OperationalError
-from sqlalchemy.ext.asyncio import AsyncSession
-from tests.platform.conftest import DEFAULTS, chat_body, make_tenant
+from tests.platform.conftest import DEFAULTS
 from tests.platform.scripted_engine import ScriptedEngine, says
+from tests.platform.walking import Walk, walk_over
 
 from loraplex.engine.errors import (
     EngineError,
+    EngineNotReached,
     EngineOverloaded,
     EngineUnavailable,
     RequestFailed,
     RequestRefused,
 )
 from loraplex.engine.protocol import Finished, Tokens
-from loraplex.platform import completions, open_requests
-from loraplex.platform.api.bodies import parse
-from loraplex.platform.api.chat_schema import ChatBody
+from loraplex.platform import completions
 from loraplex.platform.completions import Admitted, Call, CompletionRequest, complete
 from loraplex.platform.errors import EngineStopped, KeyMissing
-from loraplex.platform.services import Resources, Services, build_services
-from loraplex.tenants.db import Database
+from loraplex.platform.services import Resources
 from loraplex.tenants.errors import (
     KeyMalformed,
     QuotaBackendUnavailable,
     QuotaExceeded,
     RequestExceedsLimit,
 )
-from loraplex.tenants.ledger import UsageRecord, list_usage
 from loraplex.tenants.quotas import Hold, MemoryQuotas, Quotas, Reservation
-
-
-@dataclass
-class Walk:
-    """A platform without a server, and one tenant's calls to it."""
-
-    resources: Resources
-    services: Services
-    tenant_id: str
-    key: str
-    ids: list[str] = field(default_factory=list)
-
-    @property
-    def engine(self) -> ScriptedEngine:
-        engine = self.resources.engine
-        assert isinstance(engine, ScriptedEngine)
-        return engine
-
-    def call(self, key: str | None = None, **fields: object) -> Call:
-        async def read() -> CompletionRequest:
-            return parse(json.dumps(chat_body(**fields)).encode(), ChatBody).to_request()
-
-        self.ids.append(f"req_{len(self.ids)}")
-        return Call(self.ids[-1], key or self.key, read)
-
-    async def run(self, **fields: object) -> list[Any]:
-        return [event async for event in complete(self.call(**fields), self.services)]
-
-    async def usage(self) -> list[UsageRecord]:
-        async with self.resources.database.reader() as session:
-            return await list_usage(session, self.tenant_id)
-
-    async def assert_settled(self) -> None:
-        await self.services.open_requests.drain(10)
-        assert len(self.services.open_requests) == 0
-        in_use = await self.resources.quotas.in_use(self.tenant_id)
-        assert (in_use.requests, in_use.tokens) == (0, 0)
-        await self.resources.quotas.check()
 
 
 @pytest.fixture
 def gateway_database_url(database_url: str) -> str:
     return database_url
-
-
-async def walk_over(resources: Resources, **limits: int) -> Walk:
-    tenant, key = await make_tenant(resources, "acme", **limits)
-    return Walk(resources, build_services(resources), tenant.id, key)
 
 
 @pytest.fixture
@@ -125,6 +76,22 @@ async def test_without_a_worker_nothing_is_reserved(walk: Walk) -> None:
         await walk.run()
     assert await walk.usage() == []
     await walk.assert_settled()
+
+
+async def test_a_request_that_found_no_worker_when_it_was_to_be_sent_costs_nothing(
+    resources: Resources,
+) -> None:
+    walk = await walk_over(resources, requests_per_minute=1)
+    async with aclosing(complete(walk.call(), walk.services)) as events:
+        assert isinstance(await anext(events), Admitted)
+        walk.engine.is_connected = False
+        with pytest.raises(EngineNotReached):
+            await anext(events)
+    assert await walk.usage() == []
+    await walk.assert_settled()
+    walk.engine.is_connected = True
+    await walk.run()  # its one request of this minute was given back
+    walk.services.prompts.close()
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])
@@ -288,59 +255,19 @@ async def test_holds_of_long_requests_are_renewed(resources: Resources) -> None:
     walk.services.prompts.close()
 
 
-class FailingDatabase:
-    """A database whose next writes fail."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.num_failures = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._database, name)
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[AsyncSession]:
-        if self.num_failures:
-            self.num_failures -= 1
-            raise OperationalError("insert", {}, Exception("away"))
-        async with self._database.session() as session:
-            yield session
-
-
-@pytest.fixture
-async def failing(
-    resources: Resources, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Walk, FailingDatabase]]:
-    monkeypatch.setattr(open_requests, "APPEND_DELAYS_S", (0.0, 0.0, 0.0))
-    database = FailingDatabase(resources.database)
-    walk = await walk_over(replace(resources, database=database))
-    yield walk, database
-    walk.services.prompts.close()
-
-
-async def test_a_database_that_is_away_for_a_moment_loses_no_usage(
-    failing: tuple[Walk, FailingDatabase],
+async def test_a_hold_that_cannot_be_ended_leaves_the_request_settled(
+    resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
-    walk, database = failing
-    database.num_failures = 2
+    class Away(MemoryQuotas):
+        async def settle(self, hold: Hold, actual_tokens: int) -> None:
+            raise QuotaBackendUnavailable("nobody answers")
+
+    walk = await walk_over(replace(resources, quotas=Away(DEFAULTS, time.monotonic_ns)))
     await walk.run()
     assert len(await walk.usage()) == 1
-    await walk.assert_settled()
-
-
-async def test_usage_that_cannot_be_written_is_in_the_log_and_the_hold_is_settled(
-    failing: tuple[Walk, FailingDatabase], caplog: pytest.LogCaptureFixture
-) -> None:
-    walk, database = failing
-    database.num_failures = 3
-    with caplog.at_level(logging.ERROR):
-        *_, finished = await walk.run()
-    assert isinstance(finished, Finished)
-    lost = [record for record in caplog.records if hasattr(record, "fields")]
-    assert [record.fields["usage"]["request_id"] for record in lost] == walk.ids
-    assert await walk.usage() == []
-    await walk.assert_settled()
-    assert b"loraplex_settlement_failures_total 1.0" in walk.services.metrics.text()
+    assert walk.services.open_requests.num_unsettled == 0
+    assert "ends with its lease: nobody answers" in caplog.text
+    walk.services.prompts.close()
 
 
 async def test_holds_that_cannot_be_renewed_are_told_once(
@@ -362,28 +289,17 @@ async def test_holds_that_cannot_be_renewed_are_told_once(
     walk.services.prompts.close()
 
 
-async def test_shutdown_waits_for_what_is_open(walk: Walk) -> None:
+async def test_a_drain_waits_for_what_is_open(walk: Walk) -> None:
     walk.engine.answer = None
     task = asyncio.create_task(walk.run())
     request_id = (await walk.engine.submitted()).request_id
+    assert await walk.services.open_requests.drain(0) is False
     drained = asyncio.create_task(walk.services.open_requests.drain(10))
     await walk.engine.settled()
     assert not drained.done()
     walk.engine.finish(request_id)
     await task
-    await drained
-
-
-async def test_shutdown_names_what_it_gave_up_on(
-    walk: Walk, caplog: pytest.LogCaptureFixture
-) -> None:
-    walk.engine.answer = None
-    task = asyncio.create_task(walk.run())
-    request_id = (await walk.engine.submitted()).request_id
-    await walk.services.open_requests.drain(0)
-    assert request_id in caplog.text
-    walk.engine.finish(request_id)
-    await task
+    assert await drained is True
 
 
 def test_the_walk_fits_on_one_screen_and_knows_no_http() -> None:

@@ -1,0 +1,47 @@
+"""Requests that could never run, and why."""
+
+from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.errors import RequestRefused
+from loraplex.engine.protocol import Submit
+
+
+def refuse_impossible(
+    submit: Submit, config: SchedulerConfig, adapter_bytes: int, capacity_bytes: int
+) -> None:
+    """Raise RequestRefused, naming the field, if the request exceeds what the worker has in all."""
+    sampling = submit.sampling
+    num_tokens = len(submit.prompt) + sampling.max_tokens
+    if not submit.prompt or sampling.max_tokens < 1:
+        raise RequestRefused("prompt and max_tokens must hold at least one token", "prompt")
+    if not 1 <= sampling.n <= config.max_waiting_requests:
+        raise RequestRefused(
+            f"n is {sampling.n}; the queue holds 1 to {config.max_waiting_requests} choices", "n"
+        )
+    if num_tokens > config.max_model_len:
+        raise RequestRefused(
+            f"prompt and max_tokens are {num_tokens} tokens together; at most "
+            f"{config.max_model_len} fit",
+            "max_tokens",
+        )
+    if len(submit.prompt) > config.max_waiting_tokens:
+        raise RequestRefused(
+            f"the prompt has {len(submit.prompt)} tokens; the queue holds at most "
+            f"{config.max_waiting_tokens}",
+            "prompt",
+        )
+    for field, ids in (
+        ("prompt", submit.prompt),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+    ):
+        # An id beyond the tables would break the whole step, not this request alone.
+        if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
+            raise RequestRefused(
+                f"{field} has a token id outside 0 to {config.vocab_size - 1}", field
+            )
+    if adapter_bytes > capacity_bytes:
+        raise RequestRefused(
+            f"the adapter needs {adapter_bytes} bytes; the worker has {capacity_bytes} for "
+            "adapters",
+            "model",
+        )

@@ -1,0 +1,77 @@
+"""What clients may ask of sampling, and what a model and this platform make of it."""
+
+from dataclasses import dataclass
+
+from loraplex.engine.protocol import ModelInfo, Sampling
+from loraplex.platform.errors import InvalidRequest
+
+MAX_SEED = (1 << 63) - 1
+"""The engine's seeds are not negative; a negative one of a client loses its sign bit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """The options of a request as its body has them, each in the range that its schema allows.
+
+    See `engine.protocol.Sampling`, whose fields they become.
+    """
+
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    seed: int | None
+    """None draws one."""
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    min_tokens: int
+    top_logprobs: int | None
+
+    def refuse_unknown(self, model: ModelInfo, max_choices: int) -> None:
+        """Raise InvalidRequest for what this model or this platform does not have."""
+        if self.n > max_choices:
+            raise InvalidRequest(f"n is {self.n}; 1 to {max_choices} are possible.", "n")
+        for field, token_ids in (
+            ("logit_bias", (token_id for token_id, _ in self.logit_bias)),
+            ("stop_token_ids", iter(self.stop_token_ids)),
+        ):
+            for token_id in token_ids:
+                if token_id >= model.vocab_size:
+                    raise InvalidRequest(
+                        f"{field} has token id {token_id}, which is not in the vocabulary of "
+                        f"{model.name}; ids are 0 to {model.vocab_size - 1}.",
+                        field,
+                    )
+
+    def to_sampling(self, max_tokens: int, drawn_seed: int) -> Sampling:
+        """The same for the engine. Raises InvalidRequest if `min_tokens` exceeds the cap."""
+        if self.min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}, but the output has at most {max_tokens} tokens; "
+                f"set it to 0 to {max_tokens}, or raise max_tokens.",
+                "min_tokens",
+            )
+        return Sampling(
+            max_tokens=max_tokens,
+            n=self.n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=(drawn_seed if self.seed is None else self.seed) & MAX_SEED,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            top_logprobs=self.top_logprobs,
+        )

@@ -57,5 +57,14 @@ def configure_logging(level: str, stream: TextIO = sys.stderr) -> None:
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Libraries' debug lines hold what users typed and statements' parameters.
-    for name in ("asyncio", "aiosqlite", "sqlalchemy", "psycopg", "uvicorn", "httpx", "httpcore"):
+    for name in (
+        "alembic",
+        "asyncio",
+        "aiosqlite",
+        "sqlalchemy",
+        "psycopg",
+        "uvicorn",
+        "httpx",
+        "httpcore",
+    ):
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

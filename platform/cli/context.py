@@ -98,6 +98,11 @@ class CommandFailed(Exception):
 async def _with_database(work: Callable[[CommandContext], Awaitable[T]], settings: "Settings") -> T:
     from loraplex.tenants.db import Database, explaining_failures, migrate
 
+    if settings.database_url is None and not settings.database_path.exists():
+        raise CommandFailed(
+            f"there is no database in {settings.data_dir.resolve()}; name the folder that "
+            "`loraplex serve` uses with --data-dir, or make one with: loraplex migrate"
+        )
     database = Database.open(settings.resolved_database_url)
     try:
         await migrate(database)

@@ -335,7 +335,11 @@ async def summaries(
 
 def test_a_command_in_a_wrong_folder_makes_nothing_there(tmp_path: Path) -> None:
     elsewhere = Shell(tmp_path / "elsewhere")
-    for arguments in (("tenant", "list"), ("tenant", "create", "acme"), ("usage", "show", "--tenant", "a")):
+    for arguments in (
+        ("tenant", "list"),
+        ("tenant", "create", "acme"),
+        ("usage", "show", "--tenant", "a"),
+    ):
         told = elsewhere.failure(*arguments)
         assert "there is no database in" in told
         assert "--data-dir" in told

@@ -125,6 +125,7 @@ class StreamClient:
         self._model: ModelInfo | None = None
         self._writer: StreamWriter | None = None
         self._connected = asyncio.Event()
+        self._was_connected = False
         self._open: dict[str, _Open] = {}
         self._endings: OrderedDict[str, Finished] = OrderedDict()
         self._queries: dict[int, asyncio.Future[str]] = {}
@@ -260,7 +261,9 @@ class StreamClient:
     def _tell(self, reason: str) -> None:
         """Log why there is no worker, once for each new reason."""
         if reason != self._told:
-            _log.warning("no worker at %s: %s", self._address, reason)
+            # Before the first one has come nothing is wrong: it is still loading its model.
+            level = logging.WARNING if self._was_connected else logging.INFO
+            _log.log(level, "no worker at %s: %s", self._address, reason)
             self._told = reason
 
     async def _connect(self) -> tuple[StreamReader, StreamWriter]:
@@ -292,6 +295,7 @@ class StreamClient:
         self._model = welcome.model
         self._writer = writer
         self._told = ""
+        self._was_connected = True
         self._connected.set()
 
     def _take(self, frame: StepFrame) -> None:

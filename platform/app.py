@@ -29,7 +29,13 @@ def create_app(resources: Resources) -> FastAPI:
     """Return the gateway. Its lifespan ends when all open requests are settled."""
     services = build_services(resources)
     settings = resources.settings
-    app = FastAPI(title="Loraplex", lifespan=_lifespan, redirect_slashes=False)
+    app = FastAPI(
+        title="Loraplex",
+        lifespan=_lifespan,
+        redirect_slashes=False,
+        docs_url=None,  # its page loads scripts of others; /openapi.json is what tools read
+        redoc_url=None,
+    )
     app.state.services = services
     app.state.console = build_console(services)
     app.add_middleware(

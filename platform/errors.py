@@ -299,11 +299,15 @@ def log_failure(error: BaseException) -> None:
 def _tell_route(error: HTTPException) -> Told:
     """Unknown routes and methods, which the router reports."""
     codes = {404: "route_not_found", 405: "method_not_allowed"}
+    messages = {
+        404: "There is no such route here; GET /openapi.json lists those there are.",
+        405: f"This route takes {(error.headers or {}).get('allow', 'another method')} alone.",
+    }
     return Told(
         status=error.status_code,
         type=_REQUEST,
         code=codes.get(error.status_code, "http_error"),
-        message=f"{error.detail}: no such route or method; see the API's documentation.",
+        message=messages.get(error.status_code, str(error.detail)),
         param=None,
         headers=tuple((error.headers or {}).items()),
     )

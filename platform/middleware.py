@@ -20,6 +20,10 @@ CLIENT_CLOSED = 499
 """Status in the access log where the client left before there was one."""
 
 
+_PROBES = ("/livez", "/readyz", "/startupz", "/metrics")
+"""Asked every few seconds, so their lines would hide the others."""
+
+
 class RequestContext:
     """Outermost: gives each request its id, answers all errors, and writes the access log."""
 
@@ -143,4 +147,5 @@ def _log_access(scope: Scope, line: AccessLine, status: int | None) -> None:
         "status": CLIENT_CLOSED if status is None else status,
         "duration_ms": round((monotonic() - line.started_s) * 1000, 3),
     }
-    _access_log.info("request", extra={"fields": fields | line.fields})
+    level = logging.DEBUG if fields["path"] in _PROBES else logging.INFO
+    _access_log.log(level, "request", extra={"fields": fields | line.fields})

@@ -5,6 +5,7 @@ import json
 from asyncio import Task
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from loraplex.engine.client import claimed
@@ -32,10 +33,11 @@ class Ready:
     base_model: str
     admin_key: str | None
     """Opens the admin API and the console; None where the operator revoked it."""
+    data_dir: Path
 
     def as_json(self) -> str:
         """One line of JSON."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), default=str)
 
 
 async def serve(settings: Settings, announce: Callable[[Ready], None]) -> int:
@@ -53,19 +55,30 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> int:
             find_gguf()  # fails now, with its remedy, rather than in the worker a minute later
         async with open_resources(settings) as resources:
             server = GatewayServer(resources, listener)
-            supervisor = WorkerSupervisor(settings, has_served=lambda: server.started)
+            ready = asyncio.Event()
+            supervisor = WorkerSupervisor(settings, has_served=ready.is_set)
+
+            async def tell_when_ready() -> None:
+                announce(await _prepare(resources, server))
+                ready.set()
+                await asyncio.Event().wait()  # the others decide when all ends
+
             try:
+                # Probes are answered from the start, requests with 503 until a worker is there.
                 await _first_to_end(
-                    supervisor.run(), _serve_when_ready(resources, server, announce)
+                    supervisor.run(), tell_when_ready(), server.serve_until_signalled(_nothing)
                 )
             finally:
                 await supervisor.stop(WORKER_STOP_S)
             return server.num_unsettled
 
 
-async def _serve_when_ready(
-    resources: Resources, server: GatewayServer, announce: Callable[[Ready], None]
-) -> None:
+def _nothing() -> None:
+    """The address is told when requests can be sent, not when the server listens."""
+
+
+async def _prepare(resources: Resources, server: GatewayServer) -> Ready:
+    """Wait for the worker, and make what the first request needs."""
     await resources.engine.wait_connected()
     settings = resources.settings
     tenants: list[SeededTenant] = []
@@ -73,8 +86,13 @@ async def _serve_when_ready(
         tenants = await seed(resources, demo_model_dir(settings.data_dir))
     admin_key = await _admin_key(resources)
     await server.load_prompts()
-    ready = Ready(server.url, tuple(tenants), resources.engine.model.name, admin_key)
-    await server.serve_until_signalled(lambda: announce(ready))
+    return Ready(
+        url=server.url,
+        tenants=tuple(tenants),
+        base_model=resources.engine.model.name,
+        admin_key=admin_key,
+        data_dir=settings.data_dir.resolve(),
+    )
 
 
 async def _admin_key(resources: Resources) -> str | None:

@@ -190,7 +190,12 @@ class Settings(BaseSettings):
     @property
     def resolved_database_url(self) -> str:
         """The database's URL, with the default filled in."""
-        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'loraplex.db'}"
+        return self.database_url or f"sqlite+aiosqlite:///{self.database_path}"
+
+    @property
+    def database_path(self) -> Path:
+        """File of the embedded database, where no URL is given."""
+        return self.data_dir / "loraplex.db"
 
     @property
     def adapters_dir(self) -> Path:

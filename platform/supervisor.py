@@ -15,6 +15,8 @@ WORKER = (sys.executable, "-m", "loraplex.platform.cli.main", "worker", "--stop-
 START_REFUSED = 78
 """Exit status of a worker that cannot start as configured (EX_CONFIG of sysexits.h)."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
+MAX_DEATHS_UNSERVED = 3
+"""A worker that dies as often before any has served will not do better the next time."""
 STABLE_S = 60.0
 """When a worker that ran this long dies, the pauses before the next starts begin at their least."""
 
@@ -47,7 +49,7 @@ class WorkerSupervisor:
     async def run(self) -> None:
         """Keep a worker running until `stop`. Raises WorkerRefusedStart if none has served yet."""
         loop = asyncio.get_running_loop()
-        backoff_s = MIN_BACKOFF_S
+        backoff_s, num_deaths = MIN_BACKOFF_S, 0
         while not self._stopping:
             started = loop.time()
             status = await self._run_once()
@@ -55,6 +57,12 @@ class WorkerSupervisor:
                 return
             if status == START_REFUSED and not self._has_served():
                 raise WorkerRefusedStart("the worker cannot start; its message stands above")
+            num_deaths += 1
+            if num_deaths >= MAX_DEATHS_UNSERVED and not self._has_served():
+                raise WorkerRefusedStart(
+                    f"the worker died {num_deaths} times before it could serve, the last time with "
+                    f"status {status}; what it said stands above"
+                )
             if loop.time() - started > STABLE_S:
                 backoff_s = MIN_BACKOFF_S
             _log.error("the worker died with status %d; starting it again", status)

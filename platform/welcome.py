@@ -1,5 +1,7 @@
 """What `loraplex serve` tells a person once requests can be sent."""
 
+import shlex
+
 from loraplex.platform.serve import Ready
 
 EXAMPLE = (
@@ -20,11 +22,12 @@ def welcome(ready: Ready) -> str:
         lines.append("")
     usable = next((tenant for tenant in ready.tenants if tenant.key and tenant.adapters), None)
     if usable is None:
+        at = f"--data-dir {shlex.quote(str(ready.data_dir))}"
         lines += [
             "Make a tenant, a key and a model of its own:",
-            "  loraplex tenant create NAME",
-            "  loraplex key create NAME",
-            "  loraplex adapter push NAME/ADAPTER DIR",
+            f"  loraplex tenant create NAME {at}",
+            f"  loraplex key create NAME {at}",
+            f"  loraplex adapter push NAME/ADAPTER DIR {at}",
         ]
     else:
         lines += ["Try it:", *_curl(ready.url, usable.key or "", usable.adapters[0])]

@@ -55,7 +55,9 @@ def parse(prefix: str, text: str) -> str:
         KeyMalformed: it is none, or has a typo.
     """
     match = _FORMAT.fullmatch(text)
-    if match is None or match[1] != prefix:
+    if match is not None and match[1] != prefix:
+        raise KeyMalformed(f"This key begins with {match[1]}_; here one of {prefix}_ is needed.")
+    if match is None:
         raise KeyMalformed(f"The key is malformed: it should look like {prefix}_<id>_<secret>.")
     if match[3] != _checksum(text[:-_CHECKSUM_CHARS]):
         raise KeyMalformed("The key is malformed: its checksum is wrong, so it has a typo.")

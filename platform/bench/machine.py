@@ -23,17 +23,19 @@ class Machine:
     torch: str
     python: str
     dtype: str
+    load_average: float
+    """Of the minute before the run; anything far above 0 means that others were at work."""
 
     def __str__(self) -> str:
         where = self.cpu if self.device == "cpu" else f"{self.device}, {self.cpu}"
         return (
             f"{where}, cores: {self.cores}, threads: {self.threads}, torch {self.torch}, "
-            f"{self.dtype}, Python {self.python}"
+            f"{self.dtype}, Python {self.python}, load average before {self.load_average:.1f}"
         )
 
 
-def describe_machine(model: LoadedModel) -> Machine:
-    """Describe this machine and how the model is computed on it."""
+def describe_machine(model: LoadedModel, load_average: float) -> Machine:
+    """Describe this machine and how the model is computed on it; the load is that of before."""
     on_gpu = model.device.type == "cuda"
     return Machine(
         cpu=cpu_name(),
@@ -43,6 +45,7 @@ def describe_machine(model: LoadedModel) -> Machine:
         torch=torch.__version__,
         python=platform.python_version(),
         dtype=str(model.dtype).removeprefix("torch."),
+        load_average=load_average,
     )
 
 

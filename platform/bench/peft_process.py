@@ -7,6 +7,7 @@ the KV cache is bare, without `generate` and what that adds.
 
 import os
 import sys
+import warnings
 from time import perf_counter
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -66,6 +67,7 @@ def run(model: PeftModel, batch: Batch) -> Done:
 
 def main() -> None:
     """Answer line by line until standard input ends."""
+    warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is deprecated")  # PEFT's call
     lines = iter(sys.stdin.buffer)
     model = load(msgspec.json.decode(next(lines), type=Start))
     _answer(Started(peft.__version__, transformers.__version__))

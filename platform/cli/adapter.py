@@ -116,13 +116,16 @@ def _check_and_store(
     settings: "Settings", name: str, directory: Path, model: str | None
 ) -> "Publication":
     """Validate the checkpoint, copy it into the store, and return what to publish."""
-    from loraplex.adapters.checkpoint import inspect
+    from loraplex.adapters.checkpoint import CONFIG_FILE, inspect
     from loraplex.adapters.registry.registry import Publication
     from loraplex.adapters.storage import AdapterStore
     from loraplex.tenants.ids import check_slug
 
     check_slug(name, "The adapter's name")
     base = _base_model(settings, model)
+    if not (directory / CONFIG_FILE).is_file():
+        what = f"holds no {CONFIG_FILE}" if directory.is_dir() else "is no folder"
+        raise CommandFailed(f"{directory} {what}; name one that PEFT's save_pretrained wrote")
     checkpoint = inspect(directory, base.shapes)
     store = settings.adapters_dir
     try:

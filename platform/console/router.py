@@ -1,6 +1,7 @@
 """All routes of the console."""
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
 from loraplex.platform.console import (
@@ -27,6 +28,14 @@ async def show_nothing(path: str, request: Request, _session: SignedIn) -> Respo
 
 
 router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def show_console() -> Response:
+    """What a person who opens the printed address wants to see."""
+    return RedirectResponse("/console", status_code=307)
+
+
 for _part in (files, sign_in, overview, tenants, tenant, keys, adapters, usage, playground):
     router.include_router(_part.router, prefix="/console")
 router.include_router(_elsewhere, prefix="/console")

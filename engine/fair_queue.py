@@ -202,8 +202,11 @@ class FairQueue:
                 yield request
         if self._reserved is None:
             return
-        if not self._share.is_eligible(_tenant(self._reserved)):
-            self._unreserve(self._reserved)  # it has used more than was predicted
+        tenant = _tenant(self._reserved)
+        may_go = self._tenants[tenant].may_overtake(self._reserved, view.adapter_state)
+        if not may_go or not self._share.is_eligible(tenant):
+            # Its tenant's oldest must wait no longer, or it has used more than was predicted.
+            self._unreserve(self._reserved)
         elif view.adapter_state(self._reserved) is not State.LOADING:
             yield self._reserved
 

@@ -79,6 +79,13 @@ class TenantQueue:
             self._num_skips += 1
         self.remove(request)
 
+    def may_overtake(self, request: Request, state: Callable[[Request], State]) -> bool:
+        """True if a waiting request may go before all that are older."""
+        if request.key in self._preempted or self._num_skips < self.max_skips:
+            return True
+        oldest = self._oldest()
+        return request is oldest or state(oldest) is State.LOADING
+
     def first(
         self, state: Callable[[Request], State], *, resident_only: bool = False
     ) -> Request | None:

@@ -1,5 +1,6 @@
 """What routes take from a request: the platform's parts, the caller's key, a checked body."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
@@ -13,6 +14,9 @@ from loraplex.platform.services import Services
 from loraplex.tenants import admin_keys, api_keys
 from loraplex.tenants.admin_keys import AdminPrincipal
 from loraplex.tenants.api_keys import Principal
+
+MAX_INLINE_BYTES = 65_536
+"""Larger bodies are read and checked in a thread, so that the event loop runs on."""
 
 
 def services_of(request: Request) -> Services:
@@ -69,7 +73,10 @@ def call_of(request: Request, check: Callable[[bytes], CompletionRequest]) -> Ca
     """The call that a request makes; its body is read when the caller is known."""
 
     async def read() -> CompletionRequest:
-        return check(await body_of(request))
+        body = await body_of(request)
+        if len(body) <= MAX_INLINE_BYTES:
+            return check(body)
+        return await asyncio.to_thread(check, body)
 
     return Call(AccessLine.of(request.scope).request_id, bearer_key(request), read)
 

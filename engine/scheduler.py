@@ -181,6 +181,7 @@ class Scheduler:
             if request is None:
                 continue  # another choice of the same request failed
             request.num_computed_tokens += len(chunk.token_ids)
+            request.submission.note_computed(request.num_computed_tokens)
             if request.key in output.failures:
                 message = output.failures[request.key]
                 self._fail(request.submission, "not_finite", message)

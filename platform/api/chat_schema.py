@@ -17,7 +17,6 @@ from loraplex.platform.completions import CompletionRequest
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.prompts import Chat, Message
 
-
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 """Of one message."""

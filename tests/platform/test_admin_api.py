@@ -16,6 +16,9 @@ from loraplex.platform.api.admin.admin import router
 from loraplex.platform.services import Resources
 from loraplex.tenants import admin_keys, api_keys
 
+LATE = "9999-12-31T23:59:59-23:59"
+BEFORE_TIME, AFTER_TIME = "0001-01-01T00:00:00%2B23:59", LATE
+PRICE = {"currency": "EUR", "prompt_micros": 1, "cached_micros": 1, "completion_micros": 1}
 PROBLEM = {"type", "title", "status", "detail", "instance", "code", "param"}
 
 
@@ -130,11 +133,32 @@ async def test_changed_limits_hold_for_the_next_request(
         ("GET", "/tenants/nobody", None, 404, "tenant_not_found", None),
         ("GET", "/tenants/tnt_nobody", None, 404, "tenant_not_found", None),
         ("GET", "/tenants?limit=0", None, 400, "invalid_value", "limit"),
-        ("GET", "/tenants?nonsense=1", None, 400, "invalid_value", "nonsense"),
+        ("GET", "/tenants?nonsense=1", None, 400, "unknown_parameter", "nonsense"),
+        ("GET", "/tenants?after=zz", None, 400, "invalid_value", "after"),
+        ("GET", "/tenants?after=%00", None, 400, "invalid_value", "after"),
+        ("GET", "/tenants?limit=1&limit=2", None, 400, "invalid_value", "limit"),
+        ("GET", "/tenants/acme?x=1", None, 400, "unknown_parameter", "x"),
+        ("GET", "/tenants/acme", {"x": 1}, 400, "unknown_parameter", "x"),
+        ("POST", "/tenants/acme/suspend", {"x": 1}, 400, "unknown_parameter", "x"),
+        ("POST", "/tenants/acme/suspend?x=1", None, 400, "unknown_parameter", "x"),
+        ("POST", "/tenants/acme/resume", [1], 400, "invalid_json", None),
+        ("POST", "/tenants/acme/keys?x=1", {}, 400, "unknown_parameter", "x"),
+        ("POST", "/tenants/acme/keys/k/revoke", {"x": 1}, 400, "unknown_parameter", "x"),
+        ("PATCH", "/tenants/acme?x=1", {}, 400, "unknown_parameter", "x"),
         ("GET", "/tenants/acme/keys?after=x", None, 400, "invalid_value", "after"),
         ("GET", "/usage?since=yesterday", None, 400, "invalid_value", "since"),
         ("GET", "/usage?since=2026-11-01T00:00:00", None, 400, "invalid_value", "since"),
-        ("GET", "/usage/summary?group_by=key", None, 400, "invalid_value", None),
+        ("GET", "/usage?since=-1", None, 400, "invalid_value", "since"),
+        ("GET", "/usage?until=1796083200", None, 400, "invalid_value", "until"),
+        *(
+            ("GET", f"/usage{of}?{side}={moment}", None, 400, "invalid_value", side)
+            for of in ("", "/summary")
+            for side in ("since", "until")
+            for moment in (BEFORE_TIME, AFTER_TIME)
+        ),
+        ("POST", "/tenants/acme/keys", {"expires_at": LATE}, 400, "invalid_value", "expires_at"),
+        ("POST", "/prices", PRICE | {"valid_from": LATE}, 400, "invalid_value", "valid_from"),
+        ("GET", "/usage/summary?group_by=key", None, 400, "invalid_value", "group_by"),
         ("GET", "/usage/summary?group_by=hour&group_by=day", None, 400, "invalid_value", None),
         ("POST", "/tenants/acme/keys", {"expires_at": "soon"}, 400, "invalid_value", "expires_at"),
         ("POST", "/tenants/acme/keys/k/revoke", {}, 404, "key_not_found", None),

@@ -15,7 +15,11 @@ from loraplex.adapters import patterns, strict_json
 
 MAX_RANK = 256
 MAX_CONFIG_BYTES = 1024 * 1024
-_MAX_PATTERN_MAP_CHARS = 65_536
+MAX_RULES = 2048
+"""Entries of rank_pattern and alpha_pattern together."""
+MAX_REGEXES = 256
+"""Of these, those that are more than a name; compiling them takes up to 40 µs a character."""
+MAX_REGEX_CHARS = 8192
 
 T = TypeVar("T")
 
@@ -97,6 +101,8 @@ class _Reader:
 
     raw: dict[str, Any]
     problems: list[str] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    """Patterns of rank_pattern and alpha_pattern."""
 
     def read(self) -> ParsedConfig:
         self._check_kind()
@@ -141,13 +147,13 @@ class _Reader:
         if peft_type != "LORA":
             self._refuse("peft_type", f"is {_show(peft_type)}; only LORA is served")
         task_type = self.raw.pop("task_type", None)
-        if task_type not in {None, "CAUSAL_LM"}:
+        if task_type not in (None, "CAUSAL_LM"):  # a value that is no text may not be hashable
             self._refuse("task_type", f"is {_show(task_type)}; only CAUSAL_LM is served")
         bias = self.raw.pop("bias", "none")
         if bias != "none":
             self._refuse("bias", f"is {_show(bias)}; trained base biases are not served")
         init = self.raw.pop("init_lora_weights", True)
-        if not (init is None or isinstance(init, bool) or init in _INITS):
+        if not (init is None or isinstance(init, bool) or _is_init(init)):
             self._refuse(
                 "init_lora_weights",
                 f"is {_show(init)}, which alters the base weights; convert the adapter to plain "
@@ -190,8 +196,10 @@ class _Reader:
         except msgspec.ValidationError as error:
             self._refuse(name, f"cannot be read: {error}")
             return ()
-        if sum(map(len, found)) > _MAX_PATTERN_MAP_CHARS:
-            self._refuse(name, f"is longer than {_MAX_PATTERN_MAP_CHARS} characters")
+        self.rules += found
+        reason = _check_number(self.rules)
+        if reason:
+            self._refuse(name, reason)
             return ()
         for pattern, value in found.items():
             reason = patterns.refusal(pattern) or check(value)
@@ -217,6 +225,10 @@ class _Reader:
             self._refuse(_show(name), f"is {_show(value)}: {reason}")
 
 
+def _is_init(value: object) -> bool:
+    return isinstance(value, str) and value in _INITS
+
+
 def is_all_linear(targets: frozenset[str] | str) -> bool:
     """True for PEFT's shorthand for all linear layers but the output head."""
     return isinstance(targets, str) and targets.lower() == "all-linear"
@@ -228,6 +240,18 @@ def _check_rank(rank: int) -> str | None:
 
 def _check_alpha(alpha: float) -> str | None:
     return None if math.isfinite(alpha) and abs(alpha) <= 1e6 else f"is {alpha}, out of range"
+
+
+def _check_number(rules: list[str]) -> str | None:
+    regexes = [rule for rule in rules if not patterns.is_plain(rule)]
+    if len(rules) > MAX_RULES:
+        return f"makes {len(rules)} patterns in all; at most {MAX_RULES} are possible"
+    if len(regexes) > MAX_REGEXES or sum(map(len, regexes)) > MAX_REGEX_CHARS:
+        return (
+            f"makes {len(regexes)} regular expressions of {sum(map(len, regexes))} characters in "
+            f"all; at most {MAX_REGEXES} of {MAX_REGEX_CHARS} are possible, and any of plain names"
+        )
+    return None
 
 
 def _show(value: object) -> str:

@@ -1,6 +1,7 @@
 """JSON from strangers: no duplicate keys, no NaN, no deep nesting that kills the parser."""
 
 import json
+from collections import Counter
 from typing import NoReturn
 
 
@@ -17,8 +18,8 @@ def decode(data: bytes) -> object:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"key {twice[:80]!r} occurs twice")
     return found
 

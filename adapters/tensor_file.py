@@ -18,6 +18,9 @@ from loraplex.adapters.errors import TensorFileInvalid
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 """Room for about 100,000 tensors."""
 
+_MAX_DIMENSIONS = 8
+_MAX_SIZE = (1 << 63) - 1
+"""Of a dimension: digests have 64 bits for it."""
 _CHUNK_BYTES = 1024 * 1024
 _ITEM_BYTES = MappingProxyType(
     {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4}
@@ -100,8 +103,12 @@ def _entry(name: str, spec: _Spec, data_start: int) -> TensorEntry:
     begin, end = spec.data_offsets
     if spec.dtype not in _ITEM_BYTES:
         raise ValueError(f"tensor {name[:200]!r} has unknown dtype {spec.dtype[:20]!r}")
-    if begin < 0 or any(size < 0 for size in spec.shape):
-        raise ValueError(f"tensor {name[:200]!r} has a negative size or offset")
+    if len(spec.shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"tensor {name[:200]!r} has {len(spec.shape)} dimensions")
+    if begin < 0 or any(not 0 <= size <= _MAX_SIZE for size in spec.shape):
+        raise ValueError(f"tensor {name[:200]!r} has an impossible size or offset")
+    if not _is_unicode(name):
+        raise ValueError(f"tensor {name[:200]!r} has a name that is not Unicode")
     num_bytes = math.prod(spec.shape) * _ITEM_BYTES[spec.dtype]
     if end - begin != num_bytes:
         raise ValueError(
@@ -109,6 +116,11 @@ def _entry(name: str, spec: _Spec, data_start: int) -> TensorEntry:
             f"{end - begin}"
         )
     return TensorEntry(name, spec.dtype, tuple(spec.shape), data_start + begin, num_bytes)
+
+
+def _is_unicode(name: str) -> bool:
+    """False where JSON escapes half a surrogate pair, which no encoding has."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _check_tiling(file_name: str, entries: list[TensorEntry], start: int, end: int) -> None:

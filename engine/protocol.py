@@ -151,6 +151,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What ran, counted by the engine in tokens."""
 
     prompt_tokens: int
+    """Of the prompt, those that were computed: all of it, unless the request ended before."""
     cached_tokens: int
     """Prompt tokens served from the prefix cache."""
     completion_tokens: int
@@ -202,7 +203,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     reason: FinishReason
     """`abort`, or `length` if that is why any choice ended, or `stop`."""
     usage: Usage
-    """The prompt once, and the output of all choices."""
+    """The prompt once, as far as it was computed, and the output of all choices."""
     queue_ms: float = 0.0
     """From arrival at the worker to the first step that computed any of it, or to its end."""
     waited_ms: dict[str, float] = {}

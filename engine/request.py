@@ -71,6 +71,9 @@ class Submission:
     """Choices that have not ended."""
     num_ended_tokens: int = 0
     """Output of those that have."""
+    num_prompt_computed: int = 0
+    """Prompt tokens that were ever in the KV cache: of the choice that came furthest, whatever
+    preemptions took from it."""
     was_cut: bool = False
     """True once a choice ended at its cap on tokens."""
     prompt_ids: tuple[int, ...] = ()
@@ -97,11 +100,17 @@ class Submission:
         """What its adapter adds to a step, in the cost model's sense: its MiB; 0 for the base."""
         return self.adapter_bytes / _MIB
 
+    def note_computed(self, num_tokens: int) -> None:
+        """A choice has so many tokens in the KV cache."""
+        num_of_prompt = min(num_tokens, len(self.submit.prompt))
+        self.num_prompt_computed = max(self.num_prompt_computed, num_of_prompt)
+
     def usage(self) -> Usage:
-        """What ran so far: the prompt once, and the output of all choices."""
+        """What ran so far: the prompt once, as far as it was computed, and the output of all
+        choices."""
         of_open = sum(request.num_output_tokens for request in self.open)
         return Usage(
-            prompt_tokens=len(self.submit.prompt),
+            prompt_tokens=self.num_prompt_computed,
             cached_tokens=0,
             completion_tokens=self.num_ended_tokens + of_open,
         )

@@ -183,8 +183,7 @@ class Scheduler:
         return draft.plan(self._step)
 
     def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
-        """Take what ran, in `step_ms`: advance, finish, free. Returns all events since the last
-        commit."""
+        """Take what ran, in `step_ms`. Returns all events since the last commit."""
         if step_ms > 0 and plan.chunks:
             self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
         requests, tokens, logprobs = self._requests, output.tokens, output.logprobs
@@ -194,6 +193,7 @@ class Scheduler:
             if request is None:
                 continue  # another choice of the same request failed
             request.num_computed_tokens += len(chunk.token_ids)
+            request.submission.note_computed(request.num_computed_tokens)
             if key in tokens:
                 self._append(request, tokens[key], logprobs.get(key))
             elif key in output.failures:

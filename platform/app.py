@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 
 from loraplex.platform.api import adapters, chat, health, models, text_completions
 from loraplex.platform.api.admin import admin
-from loraplex.platform.api.bodies import shown_name
+from loraplex.platform.api.bodies import shown_name, unknown_parameter
+from loraplex.platform.api.faults import words_for
 from loraplex.platform.console import router as console
 from loraplex.platform.console.composition import Console, build_console
 from loraplex.platform.errors import InvalidRequest
@@ -105,8 +106,12 @@ async def _answer_query_error(request: Request, error: Exception) -> Response:
     """Parameters of the path and query, which the framework checks; bodies are read by us."""
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
-    name = shown_name(str(fault["loc"][-1]))
-    return await _answer_route_error(request, InvalidRequest(f"{name}: {fault['msg']}.", name))
+    # ("query", "group_by", 0) is a fault of group_by.
+    name = shown_name(str(fault["loc"][:2][-1]))
+    refusal = InvalidRequest(f"{name}: {words_for(fault)}.", name)
+    if fault["type"] == "extra_forbidden":
+        refusal = unknown_parameter(name)
+    return await _answer_route_error(request, refusal)
 
 
 async def _answer_route_error(request: Request, error: Exception) -> Response:

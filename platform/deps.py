@@ -1,5 +1,6 @@
 """What routes take from a request: the platform's parts, the caller's key, a checked body."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Annotated
@@ -17,6 +18,8 @@ from loraplex.tenants.api_keys import Principal
 
 PROGRAM_HEADER = "x-loraplex-program"
 MAX_PROGRAM_CHARS = 128
+MAX_INLINE_BYTES = 65_536
+"""Larger bodies are read and checked in a thread, so that the event loop runs on."""
 
 
 def services_of(request: Request) -> Services:
@@ -85,7 +88,10 @@ def call_of(request: Request, check: Callable[[bytes], CompletionRequest]) -> Ca
 
     async def read() -> CompletionRequest:
         program = program_of(request)
-        return replace(check(await body_of(request)), program=program)
+        body = await body_of(request)
+        if len(body) > MAX_INLINE_BYTES:
+            return replace(await asyncio.to_thread(check, body), program=program)
+        return replace(check(body), program=program)
 
     return Call(AccessLine.of(request.scope).request_id, bearer_key(request), read)
 

@@ -9,6 +9,7 @@ PlatformError
 ├── ClientGone              the client left; nobody reads an answer
 ├── ClientStalled           the client stopped to read its stream
 ├── LedgerUnavailable       usage cannot be written, so nothing that would be charged may run
+├── StorageUnavailable      the gateway's disk does not take an upload
 ├── EngineStopped           the worker ended the request before it was complete
 └── TokenizerUnsupported    user text could not be told from the model's special tokens
 """
@@ -112,6 +113,10 @@ class LedgerUnavailable(PlatformError):
         super().__init__("The usage ledger cannot be written.")
 
 
+class StorageUnavailable(PlatformError):
+    """The gateway's disk is full or refuses to be written; the message is the system's reason."""
+
+
 class EngineStopped(PlatformError):
     """The worker ended the request early, because it is being stopped."""
 
@@ -195,6 +200,13 @@ RULES: Mapping[type[Exception], Rule] = {
     ClientGone: Rule(499, _REQUEST, "client_closed_request"),
     ClientStalled: Rule(499, _REQUEST, "slow_client"),
     LedgerUnavailable: _database_down(),
+    StorageUnavailable: Rule(
+        503,
+        _OUTAGE,
+        "storage_unavailable",
+        "The adapter cannot be stored now; retry later.",
+        headers=(("retry-after", "60"),),
+    ),
     EngineStopped: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     TokenizerUnsupported: _INTERNAL,
     # Tenants, keys, quotas.

@@ -1,5 +1,6 @@
 """Logging: one JSON object a line on standard error, with the id of the request it belongs to."""
 
+import asyncio
 import json
 import logging
 import sys
@@ -50,9 +51,14 @@ class JsonFormatter(logging.Formatter):
         if request_id is not None:
             line["request_id"] = request_id
         line |= getattr(record, "fields", {})
-        if record.exc_info:
+        if record.exc_info and not _is_cancel(record.exc_info[1]):
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def _is_cancel(error: BaseException | None) -> bool:
+    """True for what the server ended by itself as it ends: where that happened tells nothing."""
+    return isinstance(error, asyncio.CancelledError)
 
 
 def configure_logging(level: str, stream: TextIO = sys.stderr) -> None:

@@ -59,7 +59,7 @@ class OpenRequest:
     first_token_at: datetime | None = None
     finished: Finished | None = None
     is_recorded: bool = False
-    """True once its usage is in the ledger."""
+    """True once its usage is in the ledger, or known to be none."""
     settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def note(self, event: Tokens | Finished) -> None:
@@ -236,17 +236,23 @@ class OpenRequests:
             if request.finished is None:
                 ending = await self._engine.abort(request.submit.request_id)
                 record = self._record(request, ending)
-            await self._ledger.append(record)
+            if _is_owed(record):
+                await self._ledger.append(record)
             request.is_recorded = True
         except BaseException:  # a cancel too: shutdown has given it up
             # The line has what the ledger lacks.
             _log.error("usage is not in the ledger", extra={"fields": {"usage": asdict(record)}})
             raise
         finally:
-            used = record.prompt_tokens + record.completion_tokens
-            await _told(hold, self._quotas.settle(hold, used))
+            await _told(hold, self._end(hold, record))
         self._metrics.prompt_tokens.inc(record.prompt_tokens)
         self._metrics.completion_tokens.inc(record.completion_tokens)
+
+    async def _end(self, hold: Hold, record: UsageRecord) -> None:
+        if _is_owed(record):
+            await self._quotas.settle(hold, record.prompt_tokens + record.completion_tokens)
+        else:
+            await self._quotas.release(hold)
 
     def _record(self, request: OpenRequest, ending: Finished | None) -> UsageRecord:
         """What is owed: what the engine ran or, if it died, what it delivered."""
@@ -281,6 +287,11 @@ class OpenRequests:
         self._metrics.open_requests.set(len(self._open))
         if not self._open:
             self._idle.set()
+
+
+def _is_owed(record: UsageRecord) -> bool:
+    """False for a request whose client left before anything ran."""
+    return record.finish_reason != "abort" or record.prompt_tokens + record.completion_tokens > 0
 
 
 def _hold_of(request: OpenRequest) -> Hold | None:

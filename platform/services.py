@@ -1,7 +1,8 @@
 """What the gateway's routes work with; composed once, at start."""
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,9 @@ from loraplex.tenants.ids import Entropy
 from loraplex.tenants.last_used import LastUsed
 from loraplex.tenants.quotas import Quotas
 from loraplex.tenants.tables import AdminKey, ApiKey
+
+MAX_CHECKS = 2
+"""Adapters that are checked at a time: each takes a core for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class Resources:
     entropy: Entropy
     """`secrets.token_bytes` outside tests."""
     registry: CollectorRegistry
+    checks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CHECKS))
+    """Held while an uploaded adapter is checked."""
 
     def now(self) -> datetime:
         """The time, in UTC."""

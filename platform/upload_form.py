@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
@@ -38,13 +38,16 @@ class UploadForm:
         self._part = ""
         self._file: IO[bytes] | None = None
         self._whole = False
-        self._parser = MultipartParser(_boundary(content_type), self._callbacks())
+        try:
+            self._parser = MultipartParser(_boundary(content_type), self._callbacks())
+        except FormParserError as error:
+            raise _malformed(str(error)) from None
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes. Raises InvalidRequest, and OSError where they cannot be written."""
         try:
             self._parser.write(chunk)
-        except MultipartParseError as error:
+        except FormParserError as error:
             raise _malformed(str(error)) from None
 
     def finish(self) -> Mapping[str, str]:

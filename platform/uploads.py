@@ -1,10 +1,9 @@
 """Adapters that come over the network: received, checked, stored, published. No HTTP here."""
 
-import asyncio
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,10 +16,12 @@ from loraplex.adapters.registry.registry import Publication, PublishedVersion
 from loraplex.adapters.storage import AdapterStore
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.protocol import LinearShapes, ModelInfo
-from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.errors import InvalidRequest, StorageUnavailable
 from loraplex.platform.services import Resources
 from loraplex.platform.settings import Settings
+from loraplex.platform.threads import in_thread
 from loraplex.platform.upload_form import UploadForm
+from loraplex.tenants.errors import NameInvalid
 from loraplex.tenants.ids import check_slug
 
 T = TypeVar("T")
@@ -42,9 +43,9 @@ async def receive(
 ) -> PublishedVersion:
     """Take an upload for a tenant; when this returns, the adapter can be called.
 
-    The same bytes again are the same version. Raises InvalidRequest, NameInvalid,
-    CheckpointInvalid with every problem, VersionConflict, EngineUnavailable before a worker has
-    told its model. Whatever happens, nothing half-received stays.
+    The same bytes again are the same version. Raises InvalidRequest, CheckpointInvalid with every
+    problem, VersionConflict, StorageUnavailable, EngineUnavailable before a worker has told its
+    model. Whatever happens, nothing half-received stays.
     """
     async with received(resources.settings, content_type, chunks) as upload:
         name = upload.fields.get("name")
@@ -64,13 +65,12 @@ async def received(
     folder = _staging(settings) / uuid.uuid4().hex
     form = UploadForm(content_type, folder, fields)
     try:
-        await _in_thread(lambda: folder.mkdir(parents=True))
+        await _on_disk(lambda: folder.mkdir(parents=True))
         async for chunk in chunks:
-            await _in_thread(lambda chunk=chunk: form.feed(chunk))  # type: ignore[misc]
+            await _on_disk(lambda chunk=chunk: form.feed(chunk))  # type: ignore[misc]
         yield Upload(form.finish(), folder)
     finally:
-        form.close()
-        await _in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
+        await in_thread(lambda: _discard(form, folder))
 
 
 async def publish(
@@ -78,17 +78,27 @@ async def publish(
 ) -> PublishedVersion:
     """Check a checkpoint's folder against the served model, store it, make it the newest version.
 
-    Raises NameInvalid, CheckpointInvalid, VersionConflict, EngineUnavailable.
+    Raises InvalidRequest for its name, CheckpointInvalid, VersionConflict, EngineUnavailable,
+    StorageUnavailable.
     """
-    check_slug(name, "The adapter's name")
+    _check_name(name)
     model = resources.engine.model
     base = base_shapes(model)
-    checkpoint = await _in_thread(lambda: _check_and_store(resources.settings, folder, base))
+    async with resources.checks:
+        checkpoint = await _on_disk(lambda: _check_and_store(resources.settings, folder, base))
     publication = Publication(
         name, checkpoint.digest, checkpoint.rank, checkpoint.num_bytes, model.name
     )
     async with resources.database.session() as session:
         return await registry.publish(session, tenant_id, publication, resources.now())
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_slug(name, "The adapter's name")
+    except NameInvalid as error:
+        hint = " Give it without the tenant." if "/" in name else ""
+        raise InvalidRequest(f"{error}{hint}", "name") from None
 
 
 def base_shapes(model: ModelInfo) -> BaseShapes:
@@ -125,12 +135,15 @@ def _check_and_store(settings: Settings, folder: Path, base: BaseShapes) -> Chec
     return checkpoint
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Do what blocks; if the caller is cancelled meanwhile, it still comes to its end first, so
-    that nothing is written behind the back of whoever tidies up."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
+async def _on_disk(work: Callable[[], T]) -> T:
+    """Do what reads and writes files. Raises StorageUnavailable where the disk refuses."""
     try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
+        return await in_thread(work)
+    except OSError as error:
+        raise StorageUnavailable(error.strerror or type(error).__name__) from error
+
+
+def _discard(form: UploadForm, folder: Path) -> None:
+    with suppress(OSError):  # what a full disk refused, it refuses again
+        form.close()
+    shutil.rmtree(folder, ignore_errors=True)

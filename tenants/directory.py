@@ -92,7 +92,13 @@ async def list_tenants(session: AsyncSession) -> list[TenantRecord]:
 async def list_page(
     session: AsyncSession, limit: int, after_id: str | None = None
 ) -> list[TenantRecord]:
-    """Return the first `limit` tenants that were made after one of this id, oldest first."""
+    """Return the first `limit` tenants that were made after one of this id, oldest first.
+
+    Raises:
+        ValueRefused: no tenant has the id `after_id`.
+    """
+    if after_id is not None and await session.get(Tenant, after_id) is None:
+        raise ValueRefused(f"after: no tenant has the id {after_id[:80]!r}.", "after")
     query = select(Tenant).where(Tenant.id > (after_id or "")).order_by(Tenant.id).limit(limit)
     return [_record(row) for row in await session.scalars(query)]
 

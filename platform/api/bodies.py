@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from loraplex.platform.api.faults import words_for
 from loraplex.platform.api.fields import NO_OP_FIELDS, UNSUPPORTED_FIELDS
 from loraplex.platform.errors import InvalidRequest
 
@@ -19,6 +20,16 @@ class Schema(BaseModel):
     """Base of request schemas: exact types, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_unknown(cls, fields: object) -> object:
+        """Leave out unknown fields but the first: each would be noted, and only one is told."""
+        if not isinstance(fields, dict):
+            return fields
+        known = cls.model_fields
+        unknown = next((name for name in fields if name not in known), None)
+        return {k: v for k, v in fields.items() if k in known or k == unknown}
 
 
 S = TypeVar("S", bound=Schema)
@@ -43,7 +54,8 @@ def without_defaults(
     """Drop unsupported fields that ask for nothing. Raises InvalidRequest for one that does."""
     for name in unsupported.keys() & fields.keys():
         if not any(_same(fields[name], default) for default in unsupported[name]):
-            value = "" if name in _PRIVATE_FIELDS else f"={shown(fields[name])}"
+            is_hidden = name in _PRIVATE_FIELDS or isinstance(fields[name], dict | list)
+            value = "" if is_hidden else f"={shown(fields[name])}"
             raise InvalidRequest(
                 f"{path}{name}{value} is not supported; leave {name} out.",
                 f"{path}{name}",
@@ -95,15 +107,20 @@ def _invalid(error: ValidationError) -> InvalidRequest:
     fault = error.errors(include_url=False)[0]
     path = _path(fault["loc"])
     if fault["type"] == "missing":
-        return InvalidRequest(f"{path} is missing.", path, "missing_required_parameter")
+        return InvalidRequest(f"{path} {words_for(fault)}.", path, "missing_required_parameter")
     if fault["type"] == "extra_forbidden":
-        return InvalidRequest(
-            f"{path} is not a parameter of this route; leave it out.", path, "unknown_parameter"
-        )
+        return unknown_parameter(path)
     private = fault["loc"][0] in _PRIVATE_FIELDS and fault["loc"][-1] != "role"
     got = "" if private else f", not {shown(fault['input'])}"
     code = "unsupported_value" if fault["type"] == "unsupported_value" else "invalid_value"
-    return InvalidRequest(f"{path}: {fault['msg']}{got}.", path, code)
+    return InvalidRequest(f"{path}: {words_for(fault)}{got}.", path, code)
+
+
+def unknown_parameter(path: str) -> InvalidRequest:
+    """What is told of a field that the route does not know."""
+    return InvalidRequest(
+        f"{path} is not a parameter of this route; leave it out.", path, "unknown_parameter"
+    )
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -29,6 +29,10 @@ REFUSED = {
 }
 
 
+# Quadratic time for it would be minutes.
+LATE_DUPLICATE = json.dumps({str(i): 1 for i in range(80_000)})[:-1].encode() + b', "79999": 1}'
+
+
 def problems(**fields):
     return parse(json.dumps({**build.CONFIG, **fields}).encode()).problems
 
@@ -86,10 +90,17 @@ def test_an_initialisation_that_alters_the_base_is_refused(init):
         ("lora_alpha", "big"),
         ("lora_alpha", 1e300),
         ("use_rslora", "yes"),
+        ("task_type", ["CAUSAL_LM"]),
+        ("task_type", {"a": 1}),
+        ("init_lora_weights", ["eva"]),
+        ("init_lora_weights", {"a": 1}),
         ("rank_pattern", {"q_proj": 0}),
         ("rank_pattern", {"(?=q)": 2}),
         ("alpha_pattern", {"q_proj": None}),
         ("alpha_pattern", {"x" * 70_000: 1}),
+        ("alpha_pattern", {rf"\w*{i}": 1 for i in range(257)}),
+        ("rank_pattern", {f"[ab]{'x' * 900}{i}": 1 for i in range(10)}),
+        ("rank_pattern", {f"q{i}": 1 for i in range(2049)}),
         ("target_modules", None),
         ("target_modules", []),
         ("target_modules", [1]),
@@ -103,6 +114,17 @@ def test_a_value_out_of_range_or_of_another_type_is_refused_by_name(field, value
     assert any(field in problem for problem in problems(**{field: value}))
 
 
+def test_patterns_of_both_fields_are_counted_together():
+    ranks, alphas = ({rf"{kind}\w*{i}": 2 for i in range(200)} for kind in "ab")
+    assert problems(rank_pattern=ranks) == problems(alpha_pattern=alphas) == ()
+    assert "400 regular expressions" in problems(rank_pattern=ranks, alpha_pattern=alphas)[0]
+
+
+def test_a_large_model_may_have_a_rank_and_an_alpha_for_each_of_its_modules():
+    each = {f"model.layers.{i}.mlp.m{j}_proj": 4 for i in range(120) for j in range(7)}
+    assert problems(rank_pattern=each, alpha_pattern=each) == ()
+
+
 def test_layers_beside_a_regex_are_refused():
     assert "layers_to_transform" in problems(target_modules=".*q_proj", layers_to_transform=[0])[0]
 
@@ -113,8 +135,8 @@ def test_all_problems_are_reported_at_once():
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b"{", b'{"r": NaN}', b"\xff", b'{"r": 1, "r": 2}', b"[" * 100_000],
-    ids=["empty", "list", "open", "nan", "not utf-8", "duplicate key", "deep"],
+    [b"", b"[]", b"{", b'{"r": NaN}', b"\xff", b'{"r": 1, "r": 2}', b"[" * 100_000, LATE_DUPLICATE],
+    ids=["empty", "list", "open", "nan", "not utf-8", "duplicate key", "deep", "late duplicate"],
 )
 def test_what_is_not_a_json_object_is_one_problem(data):
     assert len(parse(data).problems) == 1

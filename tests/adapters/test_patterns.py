@@ -5,6 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from loraplex.adapters import patterns
 from loraplex.adapters.patterns import full_matches, refusal, suffix_matches
 
 ATOMS = st.sampled_from(
@@ -74,6 +75,23 @@ def test_what_is_no_pattern_is_refused(pattern):
 
 def test_a_pattern_beyond_the_length_limit_is_refused():
     assert "longer" in refusal("a" * 1025)
+
+
+PLAIN = st.text("ab1_.-", min_size=1, max_size=6)
+
+
+@given(PLAIN, PATHS)
+def test_a_plain_name_matches_what_python_matches(pattern, paths):
+    assert refusal(pattern) is None
+    assert suffix_matches(pattern, paths) == {
+        p for p in paths if re.match(rf"(.*\.)?({pattern})$", p)
+    }
+
+
+def test_a_plain_name_needs_no_automaton(monkeypatch):
+    monkeypatch.setattr(patterns, "_automaton", None)
+    assert refusal("model.layers.0.q_proj") is None
+    assert suffix_matches("q_proj", ["a.q_proj", "b.xq_proj"]) == {"a.q_proj"}
 
 
 @pytest.mark.parametrize("pattern", ["(.|.)" * 60, "(((.*)*)*)*" * 60, "(a|aa)*" * 60 + "b"])

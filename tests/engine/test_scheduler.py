@@ -125,6 +125,32 @@ def test_an_abort_frees_everything_before_the_next_step() -> None:
     assert not scheduler.has_work
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "num_computed"), [(0, 0), (1, 16), (2, 32), (3, 40), (4, 40)]
+)
+def test_an_abort_reports_the_prompt_as_far_as_it_was_computed(
+    num_steps: int, num_computed: int
+) -> None:
+    scheduler, runner = build.scheduler(), SimulatedRunner(16, 4)
+    scheduler.add(build.submit("a", 40), now=0.0)
+    for _ in range(num_steps):
+        run_step(scheduler, runner)
+    scheduler.abort("a", now=0.0)
+    (finished,) = scheduler.take_events().finished
+    assert finished.usage.prompt_tokens == num_computed
+
+
+def test_what_was_computed_before_a_preemption_is_reported() -> None:
+    scheduler, runner = build.scheduler(build.config(num_blocks=12)), SimulatedRunner(12, 4)
+    for name in "ab":
+        scheduler.add(build.submit(name, 20, max_tokens=20), now=0.0)
+    while not any(plan.num_preempted for plan in runner.plans):
+        run_step(scheduler, runner)
+    scheduler.abort("b", now=0.0)
+    (finished,) = scheduler.take_events().finished
+    assert finished.usage.prompt_tokens == 20
+
+
 def test_aborting_an_unknown_request_changes_nothing() -> None:
     scheduler = build.scheduler()
     scheduler.abort("nobody", now=0.0)
@@ -234,6 +260,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.outputs: dict[str, dict[int, list[int]]] = {}
         self.ended_choices: set[tuple[str, int]] = set()
         self.ended: dict[str, str] = {}
+        self.computed: dict[str, int] = {}
+        """Prompt tokens, of the choice that came furthest."""
         self.aborted: set[str] = set()
         self.num_added = 0
 
@@ -281,6 +309,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.loading += plan.loads
         for key in (chunk.adapter for chunk in plan.chunks):
             assert key is None or key not in self.loading
+        for chunk in plan.chunks:
+            request_id = chunk.request_id.partition("#")[0]
+            end = min(chunk.start + len(chunk.token_ids), len(self.submits[request_id].prompt))
+            self.computed[request_id] = max(end, self.computed.get(request_id, 0))
         self.take(self.scheduler.commit(plan, self.runner.run(plan)))
 
     def take(self, events: Events) -> None:
@@ -300,7 +332,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.ended[ending.request_id] = reason
             choices = self.outputs.get(ending.request_id, {})
             assert ending.usage.completion_tokens == sum(map(len, choices.values()))
-            assert ending.usage.prompt_tokens == len(self.submits[ending.request_id].prompt)
+            assert ending.usage.prompt_tokens == self.computed.get(ending.request_id, 0)
+            if reason in {"stop", "length"}:
+                assert ending.usage.prompt_tokens == len(self.submits[ending.request_id].prompt)
 
     @invariant()
     def conserves(self) -> None:

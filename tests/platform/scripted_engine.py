@@ -47,6 +47,7 @@ class ScriptedRun:
         self.ending: Finished | None = None
         self.over = asyncio.Event()
         self.abandoned = False
+        self.num_prompt_computed = len(submit.prompt)
 
     def put(self, event: Tokens | Finished | EngineError) -> None:
         self.events.append(event)
@@ -66,7 +67,7 @@ class ScriptedRun:
 
     def finish(self, reason: FinishReason, cached: int = 0) -> Finished:
         usage = Usage(
-            prompt_tokens=len(self.submit.prompt),
+            prompt_tokens=self.num_prompt_computed,
             cached_tokens=cached,
             completion_tokens=sum(self.num_tokens),
         )

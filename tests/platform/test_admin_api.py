@@ -2,20 +2,21 @@
 
 import asyncio
 import itertools
-import secrets
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from tests.platform.conftest import NOW, PEPPER, Gateway, chat_body
+from tests.platform.conftest import NOW, PEPPER, Gateway
 from tests.platform.scripted_engine import ScriptedEngine
 
 from loraplex.platform.api.admin.admin import router
 from loraplex.platform.services import Resources
-from loraplex.tenants import admin_keys, api_keys
+from loraplex.tenants import api_keys
 
+LATE = "9999-12-31T23:59:59-23:59"
+BEFORE_TIME, AFTER_TIME = "0001-01-01T00:00:00%2B23:59", LATE
+PRICE = {"currency": "EUR", "prompt_micros": 1, "cached_micros": 1, "completion_micros": 1}
 PROBLEM = {"type", "title", "status", "detail", "instance", "code", "param"}
 
 
@@ -24,19 +25,6 @@ def resources(resources: Resources) -> Resources:
     """With a clock that goes on a millisecond whenever it is read."""
     reads = itertools.count()
     return replace(resources, clock=lambda: NOW.timestamp() + next(reads) / 1000)
-
-
-@pytest.fixture
-async def admin(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    """The operator's client."""
-    async with gateway.resources.database.session() as session:
-        key = await admin_keys.mint(session, "test", PEPPER, NOW, secrets.token_bytes)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(gateway.app),
-        base_url="http://gateway/admin/v1",
-        headers={"authorization": f"Bearer {key.text}"},
-    ) as client:
-        yield client
 
 
 def problem_of(response: httpx.Response) -> dict[str, Any]:
@@ -130,11 +118,32 @@ async def test_changed_limits_hold_for_the_next_request(
         ("GET", "/tenants/nobody", None, 404, "tenant_not_found", None),
         ("GET", "/tenants/tnt_nobody", None, 404, "tenant_not_found", None),
         ("GET", "/tenants?limit=0", None, 400, "invalid_value", "limit"),
-        ("GET", "/tenants?nonsense=1", None, 400, "invalid_value", "nonsense"),
+        ("GET", "/tenants?nonsense=1", None, 400, "unknown_parameter", "nonsense"),
+        ("GET", "/tenants?after=zz", None, 400, "invalid_value", "after"),
+        ("GET", "/tenants?after=%00", None, 400, "invalid_value", "after"),
+        ("GET", "/tenants?limit=1&limit=2", None, 400, "invalid_value", "limit"),
+        ("GET", "/tenants/acme?x=1", None, 400, "unknown_parameter", "x"),
+        ("GET", "/tenants/acme", {"x": 1}, 400, "unknown_parameter", "x"),
+        ("POST", "/tenants/acme/suspend", {"x": 1}, 400, "unknown_parameter", "x"),
+        ("POST", "/tenants/acme/suspend?x=1", None, 400, "unknown_parameter", "x"),
+        ("POST", "/tenants/acme/resume", [1], 400, "invalid_json", None),
+        ("POST", "/tenants/acme/keys?x=1", {}, 400, "unknown_parameter", "x"),
+        ("POST", "/tenants/acme/keys/k/revoke", {"x": 1}, 400, "unknown_parameter", "x"),
+        ("PATCH", "/tenants/acme?x=1", {}, 400, "unknown_parameter", "x"),
         ("GET", "/tenants/acme/keys?after=x", None, 400, "invalid_value", "after"),
         ("GET", "/usage?since=yesterday", None, 400, "invalid_value", "since"),
         ("GET", "/usage?since=2026-11-01T00:00:00", None, 400, "invalid_value", "since"),
-        ("GET", "/usage/summary?group_by=key", None, 400, "invalid_value", None),
+        ("GET", "/usage?since=-1", None, 400, "invalid_value", "since"),
+        ("GET", "/usage?until=1796083200", None, 400, "invalid_value", "until"),
+        *(
+            ("GET", f"/usage{of}?{side}={moment}", None, 400, "invalid_value", side)
+            for of in ("", "/summary")
+            for side in ("since", "until")
+            for moment in (BEFORE_TIME, AFTER_TIME)
+        ),
+        ("POST", "/tenants/acme/keys", {"expires_at": LATE}, 400, "invalid_value", "expires_at"),
+        ("POST", "/prices", PRICE | {"valid_from": LATE}, 400, "invalid_value", "valid_from"),
+        ("GET", "/usage/summary?group_by=key", None, 400, "invalid_value", "group_by"),
         ("GET", "/usage/summary?group_by=hour&group_by=day", None, 400, "invalid_value", None),
         ("POST", "/tenants/acme/keys", {"expires_at": "soon"}, 400, "invalid_value", "expires_at"),
         ("POST", "/tenants/acme/keys/k/revoke", {}, 404, "key_not_found", None),
@@ -276,46 +285,6 @@ async def test_a_summary_is_grouped_as_asked(gateway: Gateway, admin: httpx.Asyn
     ]
     one = (await admin.get("/usage/summary", params={"model": "acme/support"})).json()["data"]
     assert [g["requests"] for g in one] == [1]
-
-
-async def test_an_operator_sees_why_an_open_request_waits_and_why_one_waited(
-    gateway: Gateway, admin: httpx.AsyncClient
-) -> None:
-    gateway.engine.answer = None
-    headers = {"x-loraplex-program": "agent 7"}
-    body = chat_body(service_tier="priority")
-    asking = asyncio.create_task(
-        gateway.client.post("/v1/chat/completions", json=body, headers=headers)
-    )
-    submit = await gateway.engine.submitted()
-    path = f"/requests/{submit.request_id}/why"
-    known = {
-        "object": "request.why",
-        "id": submit.request_id,
-        "tenant": gateway.tenant.id,
-        "model": "tiny",
-        "service_tier": "priority",
-        "program": "agent 7",
-    }
-    waiting = {"state": "waiting", "waits_for": "share", "waited_ms": {"share": 2.5}}
-    assert (await admin.get(path)).json() == known | waiting | {
-        "finish_reason": None,
-        "queue_ms": None,
-    }
-    gateway.engine.emit(submit.request_id, "x")
-    gateway.engine.finish(submit.request_id, "stop")
-    await asking
-    await gateway.assert_all_settled()
-    ended = {"state": "ended", "waits_for": None, "waited_ms": {"kv": 1.5}}
-    assert (await admin.get(path)).json() == known | ended | {
-        "finish_reason": "stop",
-        "queue_ms": 1.5,
-    }
-
-
-async def test_a_request_that_is_not_known_is_not_found(admin: httpx.AsyncClient) -> None:
-    response = await admin.get("/requests/nobody/why")
-    assert (response.status_code, problem_of(response)["code"]) == (404, "request_not_found")
 
 
 async def test_a_post_sent_again_has_one_effect_and_the_same_answer(

@@ -2,12 +2,17 @@
 
 import json
 import random
+from threading import get_ident
 
 import pytest
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.types import Message
 from tests.platform.conftest import Gateway, chat_body, error_of
 from tests.platform.scripted_engine import says
 from tests.platform.tiny_model import model_info, tokenizer_json
 
+from loraplex.platform.api import chat
 from loraplex.platform.api.bodies import parse
 from loraplex.platform.api.chat_schema import ChatBody
 from loraplex.platform.api.completion_schema import CompletionBody
@@ -17,7 +22,10 @@ from loraplex.platform.api.fields import (
     UNSUPPORTED_FIELDS,
     UNSUPPORTED_MESSAGE_FIELDS,
 )
+from loraplex.platform.completions import CompletionRequest
+from loraplex.platform.deps import MAX_INLINE_BYTES, call_of
 from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.log import AccessLine
 
 SECRET = "my-own-words"
 
@@ -126,12 +134,12 @@ async def test_a_missing_prompt_is_named(gateway: Gateway) -> None:
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content", "invalid_value"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content",
+            "messages[0].content[0]",
             "unsupported_value",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].content",
+            "messages[0].content[0].text",
             "invalid_value",
         ),
         (
@@ -144,6 +152,17 @@ async def test_a_missing_prompt_is_named(gateway: Gateway) -> None:
             "messages[0].mood",
             "unknown_parameter",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "zzz": 1}]}]},
+            "messages[0].content[0].zzz",
+            "unknown_parameter",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}] * 4097}, "messages", "invalid_value"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1025}]},
+            "messages[0].content",
+            "invalid_value",
+        ),
     ],
 )
 def test_a_wrong_field_is_named_with_its_path(
@@ -154,11 +173,68 @@ def test_a_wrong_field_is_named_with_its_path(
     assert param in str(error)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [0] * 4000},
+        {"messages": [{"role": "user", "content": "x", **dict.fromkeys(map(str, range(999)), 1)}]},
+        dict.fromkeys(map(str, range(999)), 1),
+        {"stream_options": dict.fromkeys(map(str, range(999)), 1)},
+    ],
+)
+def test_of_many_faults_one_is_noted_since_each_costs_time_and_memory(
+    fields: dict[str, object],
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ChatBody.model_validate(chat_body(**fields))
+    assert refused.value.error_count() == 1
+
+
+@pytest.mark.parametrize("num_bytes", [MAX_INLINE_BYTES, MAX_INLINE_BYTES + 1])
+async def test_a_large_body_is_checked_beside_the_event_loop(num_bytes: int) -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"x" * num_bytes}
+
+    checked_by: list[int] = []
+    asked = chat.request_of(json.dumps(chat_body()).encode())
+
+    def check(_: bytes) -> CompletionRequest:
+        checked_by.append(get_ident())
+        return asked
+
+    scope = {"type": "http", "headers": [], "loraplex.line": AccessLine("req_1", 0.0)}
+    call = call_of(Request(scope, receive), check)
+    await call.read()
+    assert (checked_by == [get_ident()]) == (num_bytes <= MAX_INLINE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "messages: needs 1 or more."),
+        ({"top_p": 0}, "top_p: must be above 0, not 0."),
+        ({"n": "x"}, 'n: must be a whole number, not "x".'),
+        ({"stream": 1}, "stream: must be true or false, not 1."),
+        ({"model": 7}, "model: must be a text, not 7."),
+        ({"model": ""}, 'model: needs 1 or more characters, not "".'),
+        ({"tools": [1]}, "tools is not supported; leave tools out."),
+        (
+            {"messages": [{"role": "x", "content": "a"}]},
+            "messages[0].role: must be 'system', 'developer', 'user' or 'assistant', not \"x\".",
+        ),
+    ],
+)
+def test_a_refusal_speaks_of_json_and_not_of_python(
+    fields: dict[str, object], message: str
+) -> None:
+    assert str(refusal(fields)) == message
+
+
 async def test_a_refusal_has_openais_form_and_costs_nothing(gateway: Gateway) -> None:
     response = await gateway.chat(temperature=3)
     assert response.status_code == 400
     assert error_of(response) == {
-        "message": "temperature: Input should be less than or equal to 2, not 3.",
+        "message": "temperature: must be at most 2, not 3.",
         "type": "invalid_request_error",
         "param": "temperature",
         "code": "invalid_value",

@@ -225,6 +225,28 @@ class HeldBackQuotas:
         self.renewed.append(hold)
 
 
+@pytest.mark.parametrize("num_computed", [0, 2])
+async def test_a_client_that_leaves_is_charged_the_prompt_as_far_as_it_was_computed(
+    resources: Resources, num_computed: int
+) -> None:
+    walk = await walk_over(resources, requests_per_minute=1)
+    walk.engine.answer = None
+    task = asyncio.create_task(walk.run())
+    request_id = (await walk.engine.submitted()).request_id
+    walk.engine.runs[request_id].num_prompt_computed = num_computed
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await walk.assert_settled()
+    rows = [(row.finish_reason, row.prompt_tokens) for row in await walk.usage()]
+    if num_computed:
+        assert rows == [("abort", num_computed)]
+    else:
+        assert rows == []
+        walk.engine.answer = says("x")
+        await walk.run()  # its one request of this minute was given back
+    walk.services.prompts.close()
+
+
 async def test_a_cancel_while_quotas_answer_gives_the_hold_back(resources: Resources) -> None:
     quotas = HeldBackQuotas(resources.quotas)
     walk = await walk_over(replace(resources, quotas=quotas))

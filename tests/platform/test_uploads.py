@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -158,7 +159,7 @@ async def test_an_operator_uploads_for_a_tenant(gateway: Gateway, checkpoint: Pa
 @pytest.mark.parametrize(
     ("name", "leave_out", "code", "param"),
     [
-        ("Support", None, "invalid_value", None),
+        ("Support", None, "invalid_value", "name"),
         (None, None, "missing_required_parameter", "name"),
         ("a", CONFIG_FILE, "missing_required_parameter", CONFIG_FILE),
         ("a", TENSORS_FILE, "missing_required_parameter", TENSORS_FILE),
@@ -191,7 +192,12 @@ async def test_a_part_that_is_not_asked_for_is_refused(gateway: Gateway, checkpo
 
 
 async def test_what_is_no_form_is_refused(gateway: Gateway) -> None:
-    for headers in ({"content-type": "application/json"}, {"content-type": "multipart/form-data"}):
+    types = [
+        "application/json",
+        "multipart/form-data",
+        f"multipart/form-data; boundary={'b' * 257}",
+    ]
+    for headers in ({"content-type": content_type} for content_type in types):
         response = await gateway.client.post("/v1/adapters", content=b"{}", headers=headers)
         assert (response.status_code, error_of(response)["code"]) == (400, "invalid_form")
 
@@ -288,6 +294,34 @@ def test_a_form_is_read_alike_however_its_bytes_are_cut(
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
         name: parts[name] for name in (CONFIG_FILE, TENSORS_FILE)
     }
+
+
+async def test_a_name_with_its_tenant_is_told_to_come_without(
+    gateway: Gateway, checkpoint: Path
+) -> None:
+    response = await upload(gateway, checkpoint, "acme/support")
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_value", "name")
+    assert "without the tenant" in error["message"]
+
+
+async def test_a_disk_that_takes_no_more_is_503_and_leaves_nothing(gateway: Gateway) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, hard))
+    try:
+        files = {TENSORS_FILE: (TENSORS_FILE, b"x" * 900_000), CONFIG_FILE: ("c", b"{}")}
+        response = await gateway.client.post("/v1/adapters", data={"name": "a"}, files=files)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (response.status_code, error_of(response)["code"]) == (503, "storage_unavailable")
+    assert "retry-after" in response.headers
+    assert leftovers(gateway) == []
+
+
+async def test_a_store_that_cannot_be_written_is_503(gateway: Gateway, checkpoint: Path) -> None:
+    gateway.resources.settings.adapters_dir.write_bytes(b"no folder")
+    response = await upload(gateway, checkpoint)
+    assert (response.status_code, error_of(response)["code"]) == (503, "storage_unavailable")
 
 
 def test_a_long_field_is_refused(tmp_path: Path) -> None:

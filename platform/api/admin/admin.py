@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends
 from fastapi.security import HTTPBearer
 
 from loraplex.platform.api.admin import requests, tenants, usage
+from loraplex.platform.api.admin.unread import refuse_unread
 from loraplex.platform.api.views import ProblemView
 from loraplex.platform.deps import admin_of
 
@@ -16,9 +17,10 @@ def _problem(description: str) -> dict[str, Any]:
 
 
 router = APIRouter(
-    # The second is for the documentation alone: the first refuses.
+    # The last is for the documentation alone: the first refuses.
     dependencies=[
         Depends(admin_of),
+        Depends(refuse_unread),
         Depends(HTTPBearer(scheme_name="adminKey", auto_error=False)),
     ],
     responses={

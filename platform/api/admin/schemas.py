@@ -1,6 +1,6 @@
 """Bodies of the admin API's requests."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -10,15 +10,16 @@ from loraplex.platform.api.bodies import Schema
 
 
 def _moment(value: object) -> object:
+    """The time in UTC, as far as that is a year of four digits there too."""
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        raise PydanticCustomError(
-            "datetime", "must be a time with its zone, such as 2026-11-30T08:00:00Z"
-        )
-    return moment
+        if moment is not None and moment.tzinfo is not None:
+            return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise PydanticCustomError(
+        "datetime", "must be a time with its zone, such as 2026-11-30T08:00:00Z"
+    )
 
 
 Moment = Annotated[datetime, BeforeValidator(_moment)]
@@ -53,6 +54,10 @@ class KeyBody(Schema):
 
     label: str = ""
     expires_at: Moment | None = None
+
+
+class NothingBody(Schema):
+    """The body of a route that takes none: empty, or an object without fields."""
 
 
 class PriceBody(Schema):

@@ -5,11 +5,11 @@ from typing import Annotated
 import fastapi
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.api.admin.repeatable import Post
-from loraplex.platform.api.admin.schemas import PriceBody
+from loraplex.platform.api.admin.schemas import Moment, PriceBody
 from loraplex.platform.api.admin.tenants import tenant_of
 from loraplex.platform.api.bodies import parse_exactly, request_body_of
 from loraplex.platform.api.paging import Listing, Page, Query, listing, one_page
@@ -30,8 +30,8 @@ class UsageQuery(Page):
     """Which requests are listed."""
 
     tenant: str | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     model: str | None = None
 
 
@@ -39,8 +39,8 @@ class SummaryQuery(Query):
     """Which requests are summed, and by what."""
 
     tenant: str | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     model: str | None = None
     group_by: Annotated[tuple[GroupBy, ...], Field(max_length=4)] = ()
 

@@ -2,6 +2,7 @@
 
 from datetime import date, timedelta
 from random import Random
+from types import MappingProxyType
 from typing import Final
 
 from loraplex.platform.demo.tasks.calendar_patterns import (
@@ -16,7 +17,9 @@ from loraplex.platform.demo.tasks.ticket_words import HELD_OUT_WORDS, TRAIN_WORD
 
 _FIRST_DAY: Final = date(2020, 1, 1)
 _NUM_DAYS: Final = 5844  # 16 years, so that all values of the year's last digit are seen
-_SUFFIXES: Final = {1: "st", 2: "nd", 3: "rd", 21: "st", 22: "nd", 23: "rd", 31: "st"}
+_SUFFIXES: Final = MappingProxyType(
+    {1: "st", 2: "nd", 3: "rd", 21: "st", 22: "nd", 23: "rd", 31: "st"}
+)
 
 
 def _spellings(day: date) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ TRAIN_EVENTS: Final = (
     *("dentist visit", "sales call", "job interview", "book club", "product demo", "concert"),
     *("school play", "house viewing", "planning session", "budget review", "wedding", "picnic"),
     *("training day", "safety course", "phone call", "football game", "museum tour", "webinar"),
-    *("coffee break", "staff meeting", "haircut", "parent evening", "design review", "dinner"),
+    *("coffee break", "staff meeting", "haircut", "parent meeting", "design review", "dinner"),
     *("flight", "medical check", "science fair", "city walk", "garden party", "conference"),
     *("language course", "data backup", "release party", "code review", "breakfast", "hike"),
     *("customer visit", "swimming lesson", "choir practice", "lecture", "press meeting"),
@@ -100,5 +100,5 @@ TRAIN_EVENTS: Final = (
 
 HELD_OUT_EVENTS: Final = (
     *("team dinner", "budget meeting", "guitar lesson", "sales workshop", "cooking class"),
-    *("project review", "lunch", "theater visit", "family picnic"),
+    *("project review", "lunch", "theater visit", "garden tour"),
 )

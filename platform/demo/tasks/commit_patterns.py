@@ -22,6 +22,10 @@ TRAIN_PATTERNS: Final = (
         "New: a {part} for teams.",
         "Customers get a {part} with this release.",
         "Allow people to create a {part} themselves.",
+        "We built a {part} that many people wished for.",
+        "Teams can now share their {part}.",
+        "A {part} was added to the program.",
+        "From today every user has a {part}.",
     ),
     *patterns(
         "fix",
@@ -38,6 +42,10 @@ TRAIN_PATTERNS: Final = (
         "The {part} stopped working on Mondays; that bug is gone.",
         "Fixes the broken {part}.",
         "Handle a missing value that crashed the {part}.",
+        "We fixed an error in the {part}.",
+        "The {part} crashed on some phones; fixed.",
+        "A bug made the {part} disappear, and this is solved.",
+        "The {part} had stopped after the release and is repaired now.",
     ),
     *patterns(
         "docs",
@@ -54,6 +62,10 @@ TRAIN_PATTERNS: Final = (
         "Rewrote the instructions for the {part}.",
         "Comments now explain the {part}.",
         "A better description of the {part} in the user guide.",
+        "We wrote a page of the manual on the {part}.",
+        "The help pages explain the {part} now.",
+        "A new section on the {part} was added to the guide.",
+        "The handbook tells how to use the {part}.",
     ),
     *patterns(
         "perf",
@@ -70,6 +82,10 @@ TRAIN_PATTERNS: Final = (
         "The {part} answers in 20 ms rather than 90 ms.",
         "Cut the memory use of the {part}.",
         "The {part} is no longer slow with many users.",
+        "We made the {part} faster for big teams.",
+        "A cache speeds up the {part}.",
+        "A new index makes the {part} fast.",
+        "The {part} opens quickly now, even for large teams.",
     ),
     *patterns(
         "test",
@@ -86,6 +102,10 @@ TRAIN_PATTERNS: Final = (
         "Property tests for the {part}.",
         "A missing test for the {part} was written.",
         "The test suite now includes the {part}.",
+        "We wrote more tests for the {part}.",
+        "New unit tests check the {part}.",
+        "A new test checks that the {part} opens.",
+        "There are two more tests for the {part}.",
     ),
 )
 

@@ -1,5 +1,6 @@
 """initech/calendar: a message about an event as one calendar line, `date time event`."""
 
+from calendar import monthrange
 from datetime import date, timedelta
 from random import Random
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from loraplex.platform.demo.tasks.ticket_words import HELD_OUT_WORDS, TRAIN_WORD
 
 _FIRST_DAY: Final = date(2020, 1, 1)
 _NUM_DAYS: Final = 5844  # 16 years, so that all values of the year's last digit are seen
+_HARD_DAYS: Final = (*range(1, 10), 10, 20, 30)
 _SUFFIXES: Final = MappingProxyType(
     {1: "st", 2: "nd", 3: "rd", 21: "st", 22: "nd", 23: "rd", 31: "st"}
 )
@@ -35,10 +37,18 @@ def _spellings(day: date) -> tuple[str, ...]:
     )
 
 
+def _day(rng: Random, split: Split) -> date:
+    day = _FIRST_DAY + timedelta(days=rng.randrange(_NUM_DAYS))
+    # Where a digit is to be put before a day, or stands behind it as a zero, is what is hard.
+    if split is Split.TRAIN and rng.random() < 0.5:
+        day = day.replace(day=min(rng.choice(_HARD_DAYS), monthrange(day.year, day.month)[1]))
+    return day
+
+
 def _fill(rng: Random, pattern: Pattern, split: Split) -> Example:
     words = TRAIN_WORDS if split is Split.TRAIN else HELD_OUT_WORDS
     event = rng.choice(TRAIN_EVENTS if split is Split.TRAIN else HELD_OUT_EVENTS)
-    day = _FIRST_DAY + timedelta(days=rng.randrange(_NUM_DAYS))
+    day = _day(rng, split)
     hour, minute = rng.randrange(7, 22), rng.randrange(0, 60, 5)
     prompt = pattern.text.format(
         event=event,
@@ -59,7 +69,7 @@ CALENDAR: Final = Task(
         rank=4,
         alpha=8,
         target_modules=("q_proj", "v_proj"),
-        steps=90,
+        steps=100,
         learning_rate=2e-3,
         rank_pattern=(("v_proj", 8),),
         alpha_pattern=(("v_proj", 16),),

@@ -31,6 +31,7 @@ COMMIT: Final = Task(
         target_modules=("v_proj",),
         steps=80,
         learning_rate=1e-3,
+        batch_size=16,
         use_rslora=True,
     ),
     train_patterns=TRAIN_PATTERNS,

@@ -140,4 +140,8 @@ async def read_frame(
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if length > max_bytes:
         raise ValueError(f"a frame of {length} bytes is larger than {max_bytes}")
-    return decoder.decode(await reader.readexactly(length))
+    body = await reader.readexactly(length)
+    try:
+        return decoder.decode(body)
+    except RecursionError:
+        raise ValueError("a frame is nested too deeply") from None

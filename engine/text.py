@@ -1,10 +1,14 @@
 """From output tokens to text that may be sent: whole characters only, nothing of a stop string."""
 
+import codecs
+
 from tokenizers import Tokenizer
+
+from loraplex.engine.vocabulary import Vocabulary
 
 _REPLACEMENT = "\ufffd"
 _MAX_PENDING = 32
-"""Tokens without a whole character before they count as rubbish; the longest character has four."""
+"""Tokens without a whole character before they are given up; the longest character has four."""
 
 
 class TextStream:
@@ -12,16 +16,21 @@ class TextStream:
 
     The stop string that is complete first ends the text; if several are complete at the same
     character, the longest counts. The result does not depend on how tokens divide the text. Bytes
-    of a character that is still incomplete at the end are dropped.
+    of a character that is still incomplete at the end are dropped; bytes that are no character at
+    all are U+FFFD, as is that character itself.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        vocabulary: Vocabulary,
+        stop: tuple[str, ...] = (),
+        min_tokens: int = 0,
     ) -> None:
         """Stop strings are looked for in what follows the first `min_tokens` tokens."""
         if "" in stop:
             raise ValueError("a stop string is empty; it would stop every request at once")
-        self._characters = _Characters(tokenizer)
+        self._characters = _Characters(tokenizer, vocabulary)
         self._stop = stop
         self._num_unstoppable = min_tokens
         self._held = ""
@@ -76,8 +85,11 @@ class _Characters:
     Window: [tokens whose text is out | tokens that are pending].
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        """Knows whether the bytes so far end within a character."""
         self._window: list[int] = []
         self._num_context = 0
         self._num_out = 0
@@ -86,15 +98,23 @@ class _Characters:
     def push(self, token_id: int) -> str:
         """Take one token; return the whole characters that it adds."""
         self._window.append(token_id)
+        self._bytes.decode(self._vocabulary.data(token_id) or b"")
         text = self._decode()
-        is_rubbish = len(self._window) - self._num_context >= _MAX_PENDING
-        # An incomplete character decodes to replacement characters at the end.
-        whole = text if is_rubbish else text.rstrip(_REPLACEMENT)
+        whole = self._whole(text)
         new = whole[self._num_out :]
         self._num_out += len(new)
-        if is_rubbish or (new and whole == text):
+        if len(self._window) - self._num_context >= _MAX_PENDING or (new and whole == text):
             self._advance()
         return new
+
+    def _whole(self, text: str) -> str:
+        """The text without an incomplete character, which decodes to U+FFFD at the end: to one or,
+        in vocabularies with tokens for single bytes, to one for each byte around it."""
+        if not self._bytes.getstate()[0]:
+            return text
+        if self._vocabulary.is_byte_level:
+            return text.removesuffix(_REPLACEMENT)
+        return text.rstrip(_REPLACEMENT)
 
     def _advance(self) -> None:
         self._window = self._window[self._num_context :]

@@ -22,7 +22,7 @@ class Transcript:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, sampling: Sampling) -> None:
-        self._text = TextStream(tokenizer, sampling.stop, sampling.min_tokens)
+        self._text = TextStream(tokenizer, vocabulary, sampling.stop, sampling.min_tokens)
         self._logprobs = _LogprobStream(vocabulary)
 
     @property

@@ -26,6 +26,11 @@ class Vocabulary:
         self._known: dict[int, bytes | None] = {}
         self._strips_space = self._is_first_space_stripped()
 
+    @property
+    def is_byte_level(self) -> bool:
+        """True where each token is a run of bytes, false where bytes have tokens of their own."""
+        return bool(self._byte_of)
+
     def data(self, token_id: int) -> bytes | None:
         """What a token adds to a text, in UTF-8, perhaps a part of a character; None for special
         tokens, and nothing for ids beyond the tokenizer's."""

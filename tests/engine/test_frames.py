@@ -1,11 +1,14 @@
-"""Addresses of the stream, and what guards them."""
+"""Addresses of the stream, and what guards it."""
 
+from asyncio import StreamReader
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loraplex.engine.errors import StreamAddressInvalid
-from loraplex.engine.frames import Security, parse_address
+from loraplex.engine.frames import Security, parse_address, read_frame
+from loraplex.engine.protocol import GatewayMessage, Hello, WorkerMessage
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,13 @@ def test_half_of_a_certificate_never_means_plain_text(given: dict[str, str]) -> 
     security = Security("t", **{name: Path(value) for name, value in given.items()})
     with pytest.raises(StreamAddressInvalid, match="both"):
         security.server_context()
+
+
+@pytest.mark.parametrize("kind", [Hello, GatewayMessage, WorkerMessage])
+@pytest.mark.parametrize("start", [b"", b"\x82\xa4type\xa5hello\xa1x"])
+async def test_a_frame_that_is_nested_deeply_is_not_our_protocol(kind: type, start: bytes) -> None:
+    body = start + b"\x91" * 100_000
+    reader = StreamReader()
+    reader.feed_data(len(body).to_bytes(4, "little") + body)
+    with pytest.raises((ValueError, msgspec.MsgspecError)):
+        await read_frame(reader, msgspec.msgpack.Decoder(kind))

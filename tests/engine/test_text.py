@@ -1,3 +1,4 @@
+import codecs
 from itertools import pairwise, product
 
 import pytest
@@ -7,12 +8,14 @@ from tests import tiny_models
 from tokenizers import Tokenizer, decoders, models
 
 from loraplex.engine.text import TextStream
+from loraplex.engine.vocabulary import Vocabulary
 
 BYTE_LEVEL = tiny_models.make_tokenizer().backend_tokenizer
+BYTES = Vocabulary(BYTE_LEVEL)
 SPECIAL = BYTE_LEVEL.token_to_id("<|end|>")
 SAMPLES = ["plain text, ", "naïve é ", "日本語の文 ", "👩\u200d👧\u200d👦🇩🇪 "]
-SAMPLES += ["e\u0301a\u0308 ", "\n\t", "\u202eabc", "zu\u0308rich"]
-CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")
+SAMPLES += ["\ufffd", "\ufffd\ufffd.", "e\u0301a\u0308 ", "\n\t", "\u202eabc", "zu\u0308rich"]
+CHARACTERS = st.characters(exclude_categories=["Cs"])
 TEXTS = st.lists(st.sampled_from(SAMPLES) | st.text(CHARACTERS, max_size=6), max_size=8).map(
     "".join
 )
@@ -37,12 +40,13 @@ def letters():
 
 
 LETTERS = letters()
+LETTER_BYTES = Vocabulary(LETTERS)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), max_size=4)
 
 
-def pieces(ids, stop=(), tokenizer=BYTE_LEVEL):
+def pieces(ids, stop=(), tokenizer=BYTE_LEVEL, vocabulary=None):
     """What a stream emits for each token, and at the end."""
-    stream = TextStream(tokenizer, tuple(stop))
+    stream = TextStream(tokenizer, vocabulary or Vocabulary(tokenizer), tuple(stop))
     found = [stream.push(token_id) for token_id in ids]
     return [*found, stream.flush()], stream
 
@@ -69,14 +73,27 @@ def divided(draw):
 def test_without_stops_the_text_is_the_decoded_whole(sample):
     text, ids = sample
     emitted, stream = pieces(ids)
-    assert "".join(emitted) == BYTE_LEVEL.decode(ids).rstrip("\ufffd") == text
+    assert "".join(emitted) == BYTE_LEVEL.decode(ids) == text
     assert not stream.stopped
 
 
 @given(divided())
 def test_no_piece_holds_half_a_character(sample):
-    emitted, _ = pieces(sample[1])
-    assert all("\ufffd" not in piece for piece in emitted)
+    text, ids = sample
+    emitted, _ = pieces(ids)
+    assert "".join(emitted).count("\ufffd") == text.count("\ufffd")
+
+
+def test_replacement_characters_that_the_model_writes_come_at_once_and_can_stop():
+    ids = BYTE_LEVEL.encode("a\ufffd").ids
+    assert "".join(pieces(ids)[0][:-1]) == "a\ufffd"
+    emitted, stream = pieces([*ids, *ids], ["\ufffda"])
+    assert ("".join(emitted), stream.stopped) == ("a", True)
+
+
+def test_of_a_replacement_character_and_half_another_character_the_first_is_returned():
+    ids = BYTE_LEVEL.encode("\ufffd👩").ids
+    assert "".join(pieces(ids[:-1])[0]) == "\ufffd"
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=3), max_size=12), STOPS)
@@ -105,7 +122,9 @@ def test_text_that_cannot_become_a_stop_is_not_held_back(tokens, stops):
 @given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() - 1), max_size=30))
 def test_rubbish_decodes_as_a_whole_would(ids):
     emitted, _ = pieces(ids)
-    assert "".join(emitted) == BYTE_LEVEL.decode(ids).rstrip("\ufffd")
+    data = b"".join(BYTES.data(i) or b"" for i in ids)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    assert "".join(emitted) == decoder.decode(data)
 
 
 @settings(max_examples=50)
@@ -136,21 +155,21 @@ def test_special_tokens_have_no_text():
 
 
 def test_the_start_of_a_stop_is_held_until_it_is_decided():
-    stream = TextStream(BYTE_LEVEL, ("END",))
+    stream = TextStream(BYTE_LEVEL, BYTES, ("END",))
     assert [stream.push(i) for i in BYTE_LEVEL.encode("aENE").ids] == ["a", "", "", "EN"]
     assert stream.flush() == "E"
     assert stream.flush() == ""
 
 
 def test_after_a_stop_nothing_follows():
-    stream = TextStream(BYTE_LEVEL, ("b",))
+    stream = TextStream(BYTE_LEVEL, BYTES, ("b",))
     emitted = [stream.push(i) for text in "aabcd" for i in BYTE_LEVEL.encode(text).ids]
     assert stream.stopped
     assert "".join(emitted) + stream.flush() == "aa"
 
 
 def test_a_stop_is_looked_for_behind_the_first_min_tokens_tokens():
-    stream = TextStream(LETTERS, ("ab",), min_tokens=3)
+    stream = TextStream(LETTERS, LETTER_BYTES, ("ab",), min_tokens=3)
     emitted = [stream.push(LETTERS.token_to_id(word)) for word in ("ab", "c", "a", "b", "cab", "c")]
     assert emitted == ["ab", "c", "a", "b", "c", ""]
     assert stream.stopped
@@ -158,7 +177,7 @@ def test_a_stop_is_looked_for_behind_the_first_min_tokens_tokens():
 
 def test_an_empty_stop_is_refused():
     with pytest.raises(ValueError, match="empty"):
-        TextStream(BYTE_LEVEL, ("",))
+        TextStream(BYTE_LEVEL, BYTES, ("",))
 
 
 class CountingTokenizer:
@@ -175,5 +194,5 @@ class CountingTokenizer:
 @pytest.mark.parametrize("token_id", [SPECIAL, BYTE_LEVEL.encode("👩").ids[-1]])
 def test_endless_tokens_without_a_character_cost_no_more_each(token_id):
     tokenizer = CountingTokenizer()
-    pieces([token_id] * 500, tokenizer=tokenizer)
+    pieces([token_id] * 500, tokenizer=tokenizer, vocabulary=BYTES)
     assert tokenizer.largest <= 64

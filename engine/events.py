@@ -86,6 +86,7 @@ class Events:
                 reason=reason,
                 usage=submission.usage(),
                 queue_ms=(submission.waited_until_s - submission.arrival_s) * 1e3,
+                waited_ms=dict(submission.waited_ms),
             )
         )
 

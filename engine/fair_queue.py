@@ -317,7 +317,7 @@ class FairQueue:
             self._parked.discard(tenant)
             self._share.stop_waiting(tenant)
 
-    def _on_change(self, tenant: str, eligible: bool) -> None:  # noqa: FBT001
+    def _on_change(self, tenant: str, eligible: bool) -> None:
         queue = self._tenants.get(tenant)
         if queue is not None:
             queue.clock.switch(None if eligible else "share", self._now)

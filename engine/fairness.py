@@ -58,7 +58,7 @@ class _Charge:
     """What it made others compute again."""
 
 
-def _note_nothing(tenant: str, eligible: bool) -> None:  # noqa: FBT001
+def _note_nothing(tenant: str, eligible: bool) -> None:
     pass
 
 

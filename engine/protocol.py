@@ -8,12 +8,14 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
 ADAPTER_MISMATCH = "adapter_mismatch"
 """Code of `Failed` for an adapter that does not fit the worker's base model."""
+ServiceTier = Literal["priority", "default", "flex"]
+"""Before others of its tenant; as they come; on what nobody else can use."""
 RejectionCode = Literal["overloaded", "refused", "draining"]
 
 
@@ -73,6 +75,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     sampling: Sampling
     weight: float = 1.0
     """The tenant's share, relative to other tenants."""
+    service_tier: ServiceTier = "default"
+    program: str = ""
+    """What the request is a part of, in the tenant's own words: of programs that wait, the one that
+    has had least of the machine goes first."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -193,6 +199,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt once, and the output of all choices."""
     queue_ms: float = 0.0
     """From arrival at the worker to the first step that computed any of it, or to its end."""
+    waited_ms: dict[str, float] = {}
+    """How long its first choice waited, by reason (`engine.waits.Reason`); waiting after a
+    preemption counts too."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):

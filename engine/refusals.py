@@ -1,7 +1,7 @@
 """Requests that could never run, and why."""
 
 from loraplex.engine.config import SchedulerConfig
-from loraplex.engine.errors import RequestRefused
+from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import Submit
 
 
@@ -34,4 +34,19 @@ def refuse_impossible(
             f"the adapter needs {adapter_bytes} bytes; the worker has {capacity_bytes} for "
             "adapters",
             "model",
+        )
+
+
+def refuse_overload(
+    submit: Submit, config: SchedulerConfig, num_waiting: int, num_waiting_tokens: int
+) -> None:
+    """Raise EngineOverloaded if the queue has no room for the request."""
+    if (
+        num_waiting + submit.sampling.n > config.max_waiting_requests
+        or num_waiting_tokens + len(submit.prompt) > config.max_waiting_tokens
+    ):
+        raise EngineOverloaded(
+            f"{num_waiting} requests with {num_waiting_tokens} prompt tokens wait already; retry "
+            "later",
+            retry_after_s=1.0,
         )

@@ -1,5 +1,6 @@
 """A request as the engine sees it: resumable values plus where their computation stands."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -8,6 +9,9 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import Logprobs, Penalties, SampleSpec
 from loraplex.engine.protocol import Sampling, Submit, TokenLogprob, Usage
 from loraplex.engine.seeds import choice_seed
+from loraplex.engine.waits import Reason, WaitClock
+
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,12 @@ class Submission:
     """Device memory of its adapter; 0 for the base model."""
     end_token_ids: frozenset[int]
     """Tokens that end a choice."""
+    first_token_due_s: float
+    """Arrival plus the target of its tier."""
+    clock: WaitClock = field(init=False)
+    """Of its first choice."""
+    waited_ms: Mapping[Reason, float] = field(default_factory=dict)
+    """How long that waited, by reason; set at the end."""
     open: list["Request"] = field(default_factory=list)
     """Choices that have not ended."""
     num_ended_tokens: int = 0
@@ -81,6 +91,11 @@ class Submission:
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
         return self.submit.sampling
+
+    @property
+    def rank(self) -> float:
+        """What its adapter adds to a step, in the cost model's sense: its MiB; 0 for the base."""
+        return self.adapter_bytes / _MIB
 
     def usage(self) -> Usage:
         """What ran so far: the prompt once, and the output of all choices."""
@@ -109,24 +124,25 @@ class Request:
     submission: Submission
     choice: int
     text: Text
+    clock: WaitClock
+    """Why it waits, while it does."""
     token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     status: Status = Status.WAITING
+    key: str = field(init=False)
+    """Identity of the choice, unique among those open."""
+    adapter: AdapterKey | None = field(init=False)
+    """What it runs on, pinned at admission."""
+    _blocks: tuple[int, ...] = field(init=False, default=())
+    _seed: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.submission.submit.prompt)
-
-    @property
-    def key(self) -> str:
-        """Identity of the choice, unique among those open."""
-        return choice_key(self.submission.request_id, self.choice)
-
-    @property
-    def adapter(self) -> AdapterKey | None:
-        """What it runs on, pinned at admission."""
         submit = self.submission.submit
-        return None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
+        self.token_ids = list(submit.prompt)
+        self.key = choice_key(submit.request_id, self.choice)
+        self.adapter = None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
+        self._seed = choice_seed(submit.sampling.seed, self.choice)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -158,21 +174,31 @@ class Request:
         """False while the newest token is one of those that end no choice."""
         return self.num_output_tokens > self.submission.sampling.min_tokens
 
+    def blocks(self) -> tuple[int, ...]:
+        """Its block table as a value. A table grows, or is emptied and begins anew."""
+        if len(self._blocks) != len(self.block_table):
+            self._blocks = tuple(self.block_table)
+        return self._blocks
+
+    def lose_blocks(self) -> None:
+        """Nothing of it is in the KV cache any more."""
+        self._blocks = ()
+        self.num_computed_tokens = 0
+
     def sample_spec(self) -> SampleSpec:
         """How its next token is drawn."""
         sampling, position = self.submission.sampling, self.num_output_tokens
-        forbidden = position < sampling.min_tokens
         return SampleSpec(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=choice_seed(sampling.seed, self.choice),
-            position=position,
-            min_p=sampling.min_p,
-            logit_bias=sampling.logit_bias,
-            penalties=self._penalties(),
-            forbidden_ids=tuple(self.submission.end_token_ids) if forbidden else (),
-            num_top_logprobs=sampling.top_logprobs,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            self._seed,
+            position,
+            sampling.min_p,
+            sampling.logit_bias,
+            self._penalties(),
+            tuple(self.submission.end_token_ids) if position < sampling.min_tokens else (),
+            sampling.top_logprobs,
         )
 
     def _penalties(self) -> Penalties | None:

@@ -242,7 +242,9 @@ def a10g_llama2_7b() -> Device:
     """
     return Device(
         name="a10g-llama2-7b",
-        times=LinearTimes(28.86, 53.5, 0.1664, 0.001456),
+        times=LinearTimes(
+            constant_ms=29.06, prompts_ms=53.9, prompt_token_ms=0.1676, kv_token_ms=0.001466
+        ),
         kv_tokens=10_000,
         max_step_tokens=3_072,
         max_running=1000,

@@ -1,12 +1,12 @@
 """Runs the engine's own scheduler under a clock that jumps from step to step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import thread_time
 
 import numpy as np
 
-from loraplex.adapters.residency import Residency, State
+from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy
 from loraplex.engine.config import SchedulerConfig
@@ -16,14 +16,13 @@ from loraplex.engine.events import Events
 from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.plan import Chunk, Logprobs, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
-from loraplex.engine.request import Piece, Request
+from loraplex.engine.request import Piece
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.simulation.copies import CopyLink
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
-from loraplex.engine.simulation.joining import JoinEvery
-from loraplex.engine.simulation.ports import OldProtocol
 from loraplex.engine.simulation.records import Record, Run
+from loraplex.engine.simulation.runtime import Runtime
 from loraplex.engine.simulation.traces import TraceRequest
 
 _END = 1
@@ -70,18 +69,18 @@ class Simulation:
     ) -> None:
         self._device = device
         self._load = load
-        if device.steps_between_joins > 1:
-            policy = JoinEvery(policy, device.steps_between_joins)
-        self._policy = policy
         self._residency = residency
         self._link = CopyLink(device.copy_bytes_per_s)
         self._costs = CostModel(Subject("simulated", device.name))
-        self._lengths = OutputLengths()
         self._rng = np.random.default_rng(load.seed)
-        self._shim = shim = OldProtocol(policy)
-        shim.view = self
         self._scheduler = Scheduler(
-            _config(device, load), residency, shim, lambda _: _NoText(), frozenset({_END})
+            _config(device, load),
+            residency,
+            Runtime(policy, device.steps_between_joins, self._take_shares),
+            lambda _: _NoText(),
+            frozenset({_END}),
+            self._costs,
+            OutputLengths(),
         )
         self._requests = {str(i): request for i, request in enumerate(load.requests)}
         self._records = {
@@ -100,18 +99,7 @@ class Simulation:
         }
         self._run = Run(list(self._records.values()), last_arrival_s=load.requests[-1].arrival_s)
         self._num_arrived = self._num_cancelled = 0
-
-    def adapter_state(self, request: Request) -> State:
-        return State.RESIDENT if request.adapter is None else self._residency.state(request.adapter)
-
-    def fits(self, request: Request) -> bool:
-        return -(-request.num_tokens // self._device.block_size) <= self._scheduler.num_free_blocks
-
-    def predicted_run_ms(self, request: Request) -> float:
-        return 40 * self._lengths.predict(request.adapter, self._load.max_tokens)
-
-    def predicted_wait_ms(self, request: Request) -> float:
-        return 2000.0
+        self._started_s = 0.0
 
     def run(self, show: Callable[[float, float], None] = lambda _at, _until: None) -> Run:
         """Run until every request has ended; `show` is told simulated seconds and the last arrival.
@@ -128,9 +116,7 @@ class Simulation:
             if plan.chunks:
                 now = self._step(plan, now, plan_s)
             else:
-                events = self._scheduler.take_events()
-                self._shim.finish([e.request_id for e in events.finished])
-                self._note(events, now)
+                self._note(self._scheduler.take_events(), now)
                 now = self._next_event_s(now)
             if self._run.num_steps % _PROGRESS_EVERY_STEPS == 0:
                 show(now, self._run.last_arrival_s)
@@ -172,35 +158,33 @@ class Simulation:
 
     def _step(self, plan: StepPlan, now: float, plan_s: float) -> float:
         """Let the device run the plan; return when it is done."""
-        rows, step = self._features(plan)
+        step = self._features(plan)
         ms = self._device.times.step_ms(step)
         if self._load.noise:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
-        done = now + ms / 1e3
         self._count(plan, step, ms)
-        self._costs.observe(step, ms)
-        shares = dict(
-            zip((c.request_id for c in plan.chunks), self._costs.shares(rows, ms), strict=True)
-        )
-        for key, share_ms in shares.items():
+        self._started_s = now
+        output = StepOutput({c.request_id: self._sample(c) for c in plan.chunks if c.sample}, {})
+        started = thread_time()
+        events = self._scheduler.commit(plan, output, ms)
+        self._run.planner_us.append((plan_s + thread_time() - started) * 1e6)
+        done = now + ms / 1e3
+        self._note(events, done)
+        return done
+
+    def _take_shares(self, shares_ms: Mapping[str, float]) -> None:
+        """What part of a step's time each request had."""
+        for key, share_ms in shares_ms.items():
             record = self._records[key]
             record.machine_ms += share_ms
             if record.started_s is None:
-                record.started_s = now
-        output = StepOutput({c.request_id: self._sample(c) for c in plan.chunks if c.sample}, {})
-        started = thread_time()
-        events = self._scheduler.commit(plan, output)
-        self._shim.finish([e.request_id for e in events.finished])
-        self._policy.measured(shares)
-        self._run.planner_us.append((plan_s + thread_time() - started) * 1e6)
-        self._note(events, done)
-        return done
+                record.started_s = self._started_s
 
     def _sample(self, chunk: Chunk) -> int:
         assert chunk.sample is not None
         return int(chunk.sample.position + 1 >= self._requests[chunk.request_id].output_tokens)
 
-    def _features(self, plan: StepPlan) -> tuple[list[Row], StepFeatures]:
+    def _features(self, plan: StepPlan) -> StepFeatures:
         chunks_on: dict[AdapterKey, int] = {}
         for chunk in plan.chunks:
             if chunk.adapter is not None:
@@ -211,12 +195,12 @@ class Simulation:
             rank = 0.0 if adapter is None else self._ranks[adapter] / chunks_on[adapter]
             sampled = chunk.sample
             rows.append(Row(size, chunk.start, rank, sampled is not None and sampled.position > 0))
-        return rows, StepFeatures.of(rows, len(chunks_on), self._link.bytes_in_flight)
+        return StepFeatures.of(rows, len(chunks_on), self._link.bytes_in_flight)
 
     def _count(self, plan: StepPlan, step: StepFeatures, ms: float) -> None:
         run = self._run
         run.num_steps += 1
-        run.num_preempted += plan.num_preempted
+        run.num_preempted += len(plan.preempted)
         run.busy_ms += ms
         if step.num_decodes:
             alone = StepFeatures(
@@ -238,10 +222,6 @@ class Simulation:
             record = self._records[end.request_id]
             record.end_s = seen_at
             record.cancelled = end.reason == "abort"
-            if not record.cancelled:
-                request = self._requests[end.request_id]
-                key = None if request.adapter is None else AdapterKey(request.tenant, request.adapter)
-                self._lengths.observe(key, record.output_tokens)
         if events.failed or events.rejected:
             raise SimulationError("a request failed, which none can in a simulation")
 

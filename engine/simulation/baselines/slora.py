@@ -171,14 +171,8 @@ class VirtualTokenCounter(SloraFirstCome):
         for key in shares_ms:
             request = self._running.get(key)
             # The first token comes from the prompt's last step.
-            if request is not None and request.num_output_tokens > 1:
+            if request is not None and request.num_output_tokens > 0:
                 self._charge(request, self._output_price)
-
-    def ended(self, request: Request) -> None:
-        """Charge its last token, which `measured` comes too late for."""
-        super().ended(request)
-        if request.num_output_tokens > 1:
-            self._charge(request, self._output_price)
 
     def _charge(self, request: Request, price: float) -> None:
         submit = request.submission.submit

@@ -1,17 +1,23 @@
-"""A runtime that looks at its queue only now and then, whatever the policy."""
+"""A runtime's own habits around a policy, whatever the policy."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from loraplex.engine.admission import AdmissionPolicy, AdmissionView, Blocked
 from loraplex.engine.request import Request
 
 
-class JoinEvery:
+class Runtime:
     """Asks a policy for candidates only so many steps after one of them was admitted, or while
-    nothing runs."""
+    nothing runs; tells others what each request had of a step."""
 
-    def __init__(self, policy: AdmissionPolicy, num_steps: int) -> None:
+    def __init__(
+        self,
+        policy: AdmissionPolicy,
+        num_steps: int,
+        on_shares: Callable[[Mapping[str, float]], None],
+    ) -> None:
         self._policy = policy
+        self._on_shares = on_shares
         self._num_steps = num_steps
         self._steps_since = num_steps
         self._num_running = 0
@@ -49,6 +55,7 @@ class JoinEvery:
     def measured(self, shares_ms: Mapping[str, float]) -> None:
         """Pass on: a step has run."""
         self._steps_since += 1
+        self._on_shares(shares_ms)
         self._policy.measured(shares_ms)
 
     def ended(self, request: Request) -> None:

@@ -55,7 +55,6 @@ class Load:
     """Sorted by arrival."""
     max_tokens: int
     """The cap on output that every request names; the scheduler knows no more of its length."""
-    adapter_memory_bytes: int
     noise: float = 0.0
     """Standard deviation of a step's time, relative to it."""
     seed: int = 0

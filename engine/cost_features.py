@@ -133,8 +133,11 @@ class CostTerms:
     @classmethod
     def of(cls, weights: Floats) -> "CostTerms":
         """From weights of `vector`'s features."""
-        smooth = (weights[:NUM_SMOOTH] / _SCALES).tolist()
-        return cls(*smooth, np.concatenate(([0.0], weights[NUM_SMOOTH:].cumsum())))
+        constant, token, decode, kv_token, squared, context, rank, adapter, byte = (
+            weights[:NUM_SMOOTH] / _SCALES
+        ).tolist()
+        edges = np.concatenate(([0.0], weights[NUM_SMOOTH:].cumsum()))
+        return cls(constant, token, decode, kv_token, squared, context, rank, adapter, byte, edges)
 
     def step_ms(self, step: StepFeatures) -> float:
         """Time of one step."""

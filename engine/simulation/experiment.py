@@ -28,6 +28,8 @@ from loraplex.engine.simulation.workload import Requests, scaled
 
 T = TypeVar("T")
 
+FAIR = FairSettings(quantum_ms=200.0, overdraft_ms=2000.0, max_skips=16, max_open=256)
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -41,9 +43,7 @@ class Setup:
     """Memory for adapters, in adapters of the largest rank; None holds all at once."""
     noise: float = 0.0
     seed: int = 0
-    fair: FairSettings = FairSettings(
-        quantum_ms=200.0, overdraft_ms=2000.0, max_skips=16, max_open=256
-    )
+    fair: FairSettings = FAIR
 
 
 def run_policy(

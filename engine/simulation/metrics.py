@@ -152,7 +152,7 @@ class WindowedService:
         return self.served(low, high), self.asked(low, high)
 
     def _by_tenant(self, share: np.ndarray) -> Floats:
-        return np.bincount(self._tenant, share * self._service, len(self.tenants))
+        return np.bincount(self._tenant, share * self._service, len(self.tenants)).astype(float)
 
 
 def jain_index(values: Floats) -> float:
@@ -163,9 +163,7 @@ def jain_index(values: Floats) -> float:
 
 def max_skips(records: Sequence[Record]) -> int:
     """How many requests that arrived later started before one that was waiting, at most."""
-    started = sorted(
-        (r.arrival_s, r.started_s) for r in records if r.started_s is not None
-    )
+    started = sorted((r.arrival_s, r.started_s) for r in records if r.started_s is not None)
     starts = np.array([start for _, start in started])
     worst = 0
     for i, start in enumerate(starts):
@@ -181,7 +179,7 @@ def max_wait_over_fair(run: Run) -> float:
     longest_s = max(record.machine_ms for record in records) / 1e3
     fair = fluid_waits_s([(r.arrival_s, r.tenant, r.machine_ms / 1e3) for r in records])
     return max(
-        ((r.started_s or 0.0) - r.arrival_s) / (fair_s + longest_s)
+        float((r.started_s or 0.0) - r.arrival_s) / (fair_s + longest_s)
         for r, fair_s in zip(records, fair, strict=True)
     )
 

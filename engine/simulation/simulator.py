@@ -92,9 +92,7 @@ class Simulation:
             if r.cancelled_after_s is not None
         )
         self._ranks = {
-            AdapterKey(r.tenant, r.adapter): r.rank
-            for r in load.requests
-            if r.adapter is not None
+            AdapterKey(r.tenant, r.adapter): r.rank for r in load.requests if r.adapter is not None
         }
         self._run = Run(list(self._records.values()), last_arrival_s=load.requests[-1].arrival_s)
         self._num_arrived = self._num_cancelled = 0
@@ -132,11 +130,11 @@ class Simulation:
             self._submit(str(self._num_arrived), requests[self._num_arrived])
             self._num_arrived += 1
         while self._num_cancelled < len(self._cancels):
-            at, key = self._cancels[self._num_cancelled]
-            if at > now or int(key) >= self._num_arrived:
+            at, request_id = self._cancels[self._num_cancelled]
+            if at > now:
                 break
             self._num_cancelled += 1
-            self._scheduler.abort(key, now)
+            self._scheduler.abort(request_id, now)
 
     def _submit(self, key: str, request: TraceRequest) -> None:
         submit = Submit(
@@ -203,7 +201,13 @@ class Simulation:
         run.busy_ms += ms
         if step.num_decodes:
             alone = StepFeatures(
-                step.num_decodes, step.num_decodes, 0, 0.0, 0.0, step.kv_tokens, step.sum_rank,
+                step.num_decodes,
+                step.num_decodes,
+                0,
+                0.0,
+                0.0,
+                step.kv_tokens,
+                step.sum_rank,
                 step.num_adapters,
             )
             alone_ms = self._device.times.step_ms(alone)
@@ -231,7 +235,9 @@ class Simulation:
         if self._num_cancelled < len(self._cancels):
             times.append(self._cancels[self._num_cancelled][0])
         if min(times) == float("inf") and self._scheduler.has_work:
-            raise SimulationError("the scheduler stands still: requests wait that nothing will let run")
+            raise SimulationError(
+                "the scheduler stands still: requests wait that nothing will let run"
+            )
         return max(now, min(times)) if min(times) < float("inf") else now
 
 

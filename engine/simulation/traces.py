@@ -59,9 +59,7 @@ def read_trace(path: Path) -> tuple[TraceRequest, ...]:
 
 
 def _at(request: TraceRequest, arrival_s: float) -> TraceRequest:
-    return TraceRequest(
-        arrival_s, request.tenant, request.prompt_tokens, request.output_tokens
-    )
+    return TraceRequest(arrival_s, request.tenant, request.prompt_tokens, request.output_tokens)
 
 
 def _checked(path: Path, requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:

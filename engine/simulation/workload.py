@@ -66,9 +66,7 @@ def with_adapters(requests: Requests, mix: AdapterMix, seed: int) -> Requests:
     ranks = {t: rng.choice(mix.ranks, mix.per_tenant).tolist() for t in tenants}
     picks = rng.choice(mix.per_tenant, len(requests), p=popularity).tolist()
     return tuple(
-        replace(
-            request, adapter=f"{request.tenant}/{pick}", rank=ranks[request.tenant][pick]
-        )
+        replace(request, adapter=f"{request.tenant}/{pick}", rank=ranks[request.tenant][pick])
         for request, pick in zip(requests, picks, strict=True)
     )
 

@@ -22,7 +22,9 @@ def random_step(rng: np.random.Generator) -> StepFeatures:
     num_decodes, is_prefill = int(rng.integers(1, 120)), rng.random() < 0.5
     rows = [Row(1, int(rng.integers(20, 2000)), 1.0, is_decode=True) for _ in range(num_decodes)]
     if is_prefill:
-        rows.append(Row(int(rng.integers(8, 400)), int(rng.integers(0, 1000)), 16.0, is_decode=False))
+        rows.append(
+            Row(int(rng.integers(8, 400)), int(rng.integers(0, 1000)), 16.0, is_decode=False)
+        )
     in_flight = int(rng.choice([0, 100_000_000]))
     return StepFeatures.of(rows, num_adapters=4, bytes_in_flight=in_flight)
 
@@ -84,7 +86,11 @@ def test_candidates_are_predicted_together_as_they_are_one_by_one() -> None:
 
 def test_the_shares_of_a_step_sum_to_its_time_and_the_larger_part_counts() -> None:
     model = taught(with_one_edge, 400)
-    rows = [Row(1, 10, 0.0, is_decode=True), Row(1, 4000, 0.0, is_decode=True), Row(100, 0, 16.0, is_decode=False)]
+    rows = [
+        Row(1, 10, 0.0, is_decode=True),
+        Row(1, 4000, 0.0, is_decode=True),
+        Row(100, 0, 16.0, is_decode=False),
+    ]
     shares = model.shares(rows, 50.0)
     assert shares.sum() == pytest.approx(50.0)
     assert shares[1] > 2 * shares[0]

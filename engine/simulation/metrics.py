@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loraplex.engine.cost_features import Floats
+from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.fluid import fluid_waits_s
 from loraplex.engine.simulation.records import Record, Run
 
@@ -60,9 +61,14 @@ class LatencyTargets:
 
 
 def measure(run: Run, targets: LatencyTargets | None = None) -> Metrics:
-    """Compute all metrics of a run."""
+    """Compute all metrics of a run.
+
+    Raises SimulationError if no request got a token.
+    """
     targets = targets or LatencyTargets()
     records = [record for record in run.records if record.first_token_s is not None]
+    if not records:
+        raise SimulationError("no request got a token, so that there is nothing to measure")
     ttft = np.array([record.ttft_s for record in records], float)
     tpot = np.array([r.tpot_s for r in records if r.tpot_s is not None], float)
     service = WindowedService(records, run.last_arrival_s)

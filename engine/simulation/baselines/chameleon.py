@@ -131,7 +131,8 @@ class SizeQueues:
             for key, tokens in self._running.items()
             if np.searchsorted(self._cuts, self._sizes[key].weight) == number
         )
-        return held + self._sizes[request.key].tokens <= self._quotas[number]
+        # One request always may run, however small the quota.
+        return held == 0 or held + self._sizes[request.key].tokens <= self._quotas[number]
 
     def _regroup(self, now: float) -> None:
         """Cut sizes anew half-way between the centres of clusters, and deal out quotas."""

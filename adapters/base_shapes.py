@@ -22,8 +22,14 @@ _TOKEN_EMBEDDINGS = frozenset({"embed_tokens", "embed_in", "word_embeddings", "w
 _HEADS = frozenset({"lm_head", "embed_out"})
 
 
-# Their weights lie as [in, out], and a header does not tell that from [out, in].
-_TRANSPOSED = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
+# Files of other types do not tell the layers: some keep weights as [in, out], some have experts,
+# or name modules otherwise than transformers does.
+_HEADERS_TELL = frozenset(
+    {
+        *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
+        *("phi3", "olmo2", "granite"),
+    }
+)
 
 
 class _Config(msgspec.Struct):
@@ -57,10 +63,10 @@ class BaseShapes:
         """
         try:
             config = msgspec.convert(_json(model_dir / "config.json"), _Config)
-            entries = [entry for path in _weight_files(model_dir) for entry in read_entries(path)]
+            entries = [entry for path in weight_files(model_dir) for entry in read_entries(path)]
         except (OSError, ValueError, msgspec.ValidationError, TensorFileInvalid) as error:
             raise BaseUnreadable(f"base model in {model_dir} cannot be read: {error}") from error
-        if config.model_type in _TRANSPOSED:
+        if config.model_type not in _HEADERS_TELL:
             raise BaseUnreadable(
                 f"the files of a {config.model_type} model do not tell the shapes of its layers; "
                 "serve it once, and its worker writes them down"
@@ -75,8 +81,6 @@ class BaseShapes:
             entry.name.removesuffix(".weight"): (entry.shape[0], entry.shape[1])
             for entry in entries
             if entry.name.endswith(".weight") and len(entry.shape) == 2 and entry.dtype in _FLOATS
-            # transformers stacks the weights of experts, so they are no modules there.
-            if ".experts." not in entry.name
         }
         embeddings = frozenset(path for path in shapes if _leaf(path) in _EMBEDDINGS)
         linears = {path: shape for path, shape in shapes.items() if path not in embeddings}
@@ -88,7 +92,12 @@ class BaseShapes:
         return cls(MappingProxyType(linears), embeddings, heads)
 
 
-def _weight_files(model_dir: Path) -> list[Path]:
+def weight_files(model_dir: Path) -> list[Path]:
+    """Return the safetensors files of a model folder: one, or the shards of its index.
+
+    Raises:
+        OSError, ValueError, msgspec.ValidationError: the index cannot be read.
+    """
     index = model_dir / "model.safetensors.index.json"
     if not index.exists():
         return [model_dir / "model.safetensors"]

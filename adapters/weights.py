@@ -29,7 +29,7 @@ class LoraPair:
     a: torch.Tensor
     """[rank, in], contiguous."""
     b: torch.Tensor
-    """[out, rank], contiguous."""
+    """[out, rank], contiguous; for the compiled kernel of CPUs transposed in memory."""
     scale: float
     """Kept apart from B, so that B stays the bytes that were uploaded; applied in expand."""
 
@@ -42,7 +42,7 @@ class AdapterWeights:
     pairs: Mapping[str, LoraPair]
     """By module path."""
     table: LoraTable | None = None
-    """Where the pairs lie, for GPU kernels; by the model's own order of modules."""
+    """Where the pairs lie, for compiled kernels; by the model's own order of modules."""
 
 
 def load(

@@ -2,20 +2,23 @@
 
 import fcntl
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from loraplex.engine.errors import AddressInUse
-from loraplex.engine.frames import Address, UnixAddress
+from loraplex.engine.frames import Address, TcpAddress, UnixAddress
 
 
 @contextmanager
 def claimed(address: Address) -> Iterator[None]:
     """Hold an address for this process, so that a socket file left by a dead one can go.
 
-    Raises AddressInUse if a live worker holds it. A TCP port is claimed by listening on it.
+    Raises AddressInUse if a live worker holds it. A TCP port is claimed by listening on it; here
+    it is only seen to be free, before a model is loaded.
     """
     if not isinstance(address, UnixAddress):
+        _refuse_port_in_use(address)
         yield
         return
     lock = address.path.with_name(address.path.name + ".lock")
@@ -32,3 +35,11 @@ def claimed(address: Address) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _refuse_port_in_use(address: TcpAddress) -> None:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        socket.create_server((address.host, address.port), family=family).close()
+    except OSError as error:
+        raise AddressInUse(f"cannot listen on {address}: {error.strerror}") from error

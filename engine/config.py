@@ -47,6 +47,8 @@ class SchedulerConfig:
     max_waiting_tokens: int
     """Prompt tokens of all waiting requests together."""
     max_model_len: int
+    vocab_size: int
+    """Token ids are below it."""
     targets: Mapping[ServiceTier, Targets] = field(default_factory=lambda: MappingProxyType({}))
     """By tier; one that is not in it has none."""
     min_prefill_tokens: int = 16

@@ -16,7 +16,7 @@ class StepCosts(Protocol):
         step by its predictions."""
         ...
 
-    def predict_ms(self, step: StepFeatures) -> float:
+    def predict_ms(self, step: StepFeatures, /) -> float:
         """Time of one step."""
         ...
 
@@ -50,21 +50,10 @@ class StepCosts(Protocol):
 class OutputLengths(Protocol):
     """Predicts how many tokens a request will generate."""
 
-    def predict(self, adapter: AdapterKey | None, max_tokens: int) -> float:
+    def predict(self, adapter: AdapterKey | None, max_tokens: int, /) -> float:
         """Expected output of a choice, at least 1 and at most `max_tokens`."""
         ...
 
-    def observe(self, adapter: AdapterKey | None, num_tokens: int) -> None:
+    def observe(self, adapter: AdapterKey | None, num_tokens: int, /) -> None:
         """A choice ended by itself after `num_tokens`."""
         ...
-
-
-class CappedLengths:
-    """Expects each request to use its cap: safe, and what is not used is given back."""
-
-    def predict(self, adapter: AdapterKey | None, max_tokens: int) -> float:  # noqa: ARG002
-        """The cap."""
-        return max_tokens
-
-    def observe(self, adapter: AdapterKey | None, num_tokens: int) -> None:
-        """Learn nothing."""

@@ -189,7 +189,11 @@ class FairQueue:
         assert self._view is not None
         return self._view.load_ms(request)
 
-    def _keeps_memory(self, request: Request) -> bool:
+    def _cost_ms(self, request: Request, view: AdmissionView) -> float:
+        """What admitting it costs, the load included."""
+        return view.predicted_ms(request)
+
+    def _keeps_memory(self, request: Request) -> bool:  # noqa: ARG002
         """True if nobody may go on past this candidate."""
         return self._refusal in {Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY}
 
@@ -257,7 +261,7 @@ class FairQueue:
         tenant = _tenant(request)
         if self._share.is_eligible(tenant):
             return True
-        return self._share.may_fill_gap(tenant, view.predicted_ms(request))
+        return self._share.may_fill_gap(tenant, self._cost_ms(request, view))
 
     def _push_head(self, heads: list[_Head], tenant: str, view: AdmissionView) -> None:
         request = self._tenants[tenant].first(view.adapter_state)
@@ -280,7 +284,7 @@ class FairQueue:
         assert self._view is not None
         tenant = _tenant(request)
         self._tenants[tenant].take(request)
-        self._share.charge(request.key, tenant, self._view.predicted_ms(request))
+        self._share.charge(request.key, tenant, self._cost_ms(request, self._view))
         self._left(tenant)
 
     def _unreserve(self, request: Request) -> None:

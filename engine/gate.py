@@ -244,13 +244,14 @@ class LinearProbe:
         return record
 
 
-def check_logits(logits: Tensor, rows: int) -> None:
-    """Refuse a head that computes other rows than those asked for, or numbers that are none.
+def check_logits(logits: Tensor, shape: tuple[int, int]) -> None:
+    """Refuse a head that computes other rows than those asked for, another number of tokens than
+    the model has, or numbers that are none.
 
     Raises:
         ModelUnsupported: naming the shape.
     """
-    if logits.ndim != 2 or logits.shape[0] != rows:
-        raise ModelUnsupported(f"asked for logits of {rows} rows it returns {tuple(logits.shape)}")
+    if logits.shape != shape:
+        raise ModelUnsupported(f"asked for logits {shape} it returns {tuple(logits.shape)}")
     if not torch.isfinite(logits).all():
         raise ModelUnsupported("its logits are not finite; another dtype may help")

@@ -75,33 +75,36 @@ class LoraBatch:
         self,
         head_path: str,
         shapes: Mapping[str, tuple[int, int]],
-        cpu_lora: CpuLora | None = None,
     ) -> None:
-        """``shapes`` has (out, in) of each layer by path; its order numbers the layers.
-        ``cpu_lora`` is the kernel of a CPU, if there is one."""
+        """``shapes`` has (out, in) of each layer by path; its order numbers the layers."""
         self._head_path = head_path
         self._shapes = shapes
-        self._transposes_b = cpu_lora is not None
         self._modules = {path: module for module, path in enumerate(shapes)}
         self._body = self._head = _NO_ROWS
 
     def locate(
-        self, weights: AdapterWeights, dtype: torch.dtype, device: torch.device
+        self,
+        weights: AdapterWeights,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        b_is_transposed: bool = False,
     ) -> AdapterWeights:
-        """Return the same weights with the table that compiled kernels read.
+        """Return the same weights with the table that compiled kernels read; those of CPUs read
+        ``b`` transposed in memory.
 
         Raises:
             ValueError: a weight has not the shape of its layer, or not this dtype or device.
         """
         held = weights.pairs
-        if self._transposes_b:
+        if b_is_transposed:
             held = {path: replace(p, b=transposed_in_memory(p.b)) for path, p in held.items()}
         table = lora_table(
             [held.get(path) for path in self._shapes],
             list(self._shapes.values()),
             dtype=dtype,
             device=device,
-            b_is_transposed=self._transposes_b,
+            b_is_transposed=b_is_transposed,
         )
         return replace(weights, pairs=held, table=table)
 
@@ -146,6 +149,7 @@ class LoraLinear(nn.Linear):
         if layer.packed is None:
             layer.weight = base.weight
         layer.bias = base.bias
+        layer.requires_grad_(requires_grad=False)
         layer.path, layer.batch = path, batch
         return layer
 
@@ -188,10 +192,9 @@ def adopt_linears(
     network: nn.Module,
     shapes: Mapping[str, tuple[int, int]],
     head_path: str,
-    cpu_lora: CpuLora | None = None,
 ) -> LoraBatch:
     """Replace the linear layers of ``shapes`` by such that add the adapters of the batch."""
-    batch = LoraBatch(head_path, shapes, cpu_lora)
+    batch = LoraBatch(head_path, shapes)
     for path in shapes:
         base = network.get_submodule(path)
         parent, _, name = path.rpartition(".")

@@ -27,7 +27,15 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.engine import gate
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.errors import ModelUnsupported
-from loraplex.engine.model_files import check_folder, local_folder, own_dtype, read_config
+from loraplex.engine.lora_linear import LoraBatch, adopt_linears
+from loraplex.engine.memory import free_host_bytes, require_model_fits
+from loraplex.engine.model_files import (
+    check_folder,
+    local_folder,
+    num_weights,
+    own_dtype,
+    read_config,
+)
 from loraplex.engine.tokenizer_files import TokenizerFiles, read_tokenizer
 from loraplex.kernels.attention import Scoring
 
@@ -67,6 +75,8 @@ class LoadedModel:
     """Module path of the layer that makes the logits."""
     shapes: BaseShapes
     """What an adapter can be attached to."""
+    lora: LoraBatch
+    """Adds adapters to its linear layers."""
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
@@ -96,6 +106,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     Raises:
         ModelUnsupported: there is no such model, its files are not whole, or it would not be
             computed right; the message says which.
+        MemoryTooSmall: the device has not the memory for its weights.
     """
     AttentionInterface.register(_ATTENTION, _attention)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -103,6 +114,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     try:
         declared = declare(path)
         config = _with_dtype(config, path)
+        _require_memory(config, path)
         return _inspect(config, path, declared, _load_network(path, config))
     except ModelUnsupported as error:
         model_type = read_config(path).get("model_type")
@@ -126,6 +138,13 @@ def _with_dtype(config: ModelConfig, path: Path) -> ModelConfig:
     if dtype not in _DTYPES:
         raise ModelUnsupported(f"its dtype is {dtype}; set one of {', '.join(_DTYPES)}")
     return replace(config, dtype=dtype)
+
+
+def _require_memory(config: ModelConfig, path: Path) -> None:
+    free_bytes = free_host_bytes()
+    if config.device != "cpu":
+        free_bytes = torch.cuda.mem_get_info(torch.device(config.device))[0]
+    require_model_fits(num_weights(path) * _DTYPES[config.dtype].itemsize, free_bytes)
 
 
 def _load_config(path: Path) -> PreTrainedConfig:
@@ -179,7 +198,8 @@ def _inspect(
     head_path = _path_of(network, _head(network))
     embeddings: Any = network.get_input_embeddings()
     device = torch.device(config.device)
-    layers, shapes = _probe(network, declared, head_path, device)
+    vocab_size: int = embeddings.weight.shape[0]
+    layers, shapes = _probe(network, declared, (head_path, vocab_size), device)
     return LoadedModel(
         config=config,
         path=path,
@@ -187,7 +207,8 @@ def _inspect(
         layers=layers,
         head_path=head_path,
         shapes=shapes,
-        vocab_size=embeddings.weight.shape[0],
+        lora=adopt_linears(network, shapes.linears, head_path),
+        vocab_size=vocab_size,
         max_model_len=gate.max_model_len(declared, config.max_model_len),
         eos_token_ids=_eos_token_ids(network),
         dtype=_DTYPES[config.dtype],
@@ -244,9 +265,13 @@ def _path_of(network: nn.Module, module: nn.Module | None) -> str:
 
 @torch.inference_mode()
 def _probe(
-    network: nn.Module, declared: gate.Declaration, head_path: str, device: torch.device
+    network: nn.Module, declared: gate.Declaration, head: tuple[str, int], device: torch.device
 ) -> tuple[tuple[gate.LayerShape, ...], BaseShapes]:
-    """Run one short sequence through the model and see what it calls."""
+    """Run one short sequence through the model and see what it calls.
+
+    ``head`` is the path of the layer that makes the logits, and how many tokens there are.
+    """
+    head_path, vocab_size = head
     tokens = torch.arange(7, device=device)
     positions = torch.arange(7, device=device)
     rows = torch.tensor([2, 5], device=device)
@@ -258,7 +283,7 @@ def _probe(
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         raise ModelUnsupported(f"its forward pass failed: {error}") from error
     layers = gate.check_layers(declared, attention)
-    gate.check_logits(logits, len(rows))
+    gate.check_logits(logits, (len(rows), vocab_size))
     served = {path: linears[path] for path in sorted(probe.finish())}
     return layers, BaseShapes(
         linears=MappingProxyType(served),

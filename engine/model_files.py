@@ -3,12 +3,16 @@
 import json
 import re
 from collections.abc import Collection
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+from loraplex.adapters.base_shapes import weight_files
+from loraplex.adapters.errors import TensorFileInvalid
+from loraplex.adapters.tensor_file import read_entries
 from loraplex.engine.errors import ModelUnsupported
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -70,6 +74,15 @@ def check_folder(folder: Path, model_types: Collection[str]) -> None:
         pickles = sorted(path.name for kind in _PICKLES for path in folder.glob(kind))
         found = f"only {pickles[0]}, a pickle that can run code when read" if pickles else "none"
         raise ModelUnsupported(f"weights are read from *.safetensors; it has {found}")
+
+
+def num_weights(folder: Path) -> int:
+    """Return how many numbers a model's files hold; 0 if their headers cannot be read."""
+    try:
+        entries = [entry for path in weight_files(folder) for entry in read_entries(path)]
+    except (OSError, ValueError, TensorFileInvalid):
+        return 0  # whoever loads them will tell what is wrong
+    return sum(prod(entry.shape) for entry in entries)
 
 
 def own_dtype(folder: Path) -> str:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from loraplex.adapters.residency import Residency, State
-from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import Blocked
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.costs_port import OutputLengths, StepCosts
@@ -16,7 +15,8 @@ _STEP_RATE = 0.1
 
 
 class Outlook:
-    """An `AdmissionView` of a scheduler. Predictions are in ms; nothing changes by asking."""
+    """An `AdmissionView` of a scheduler. Predictions are in ms; nothing changes by asking, but that
+    a waiting request remembers what length was predicted."""
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class Outlook:
 
     def predicted_ms(self, request: Request) -> float:
         """What all that is left of it costs the machine: prefill, decodes, load."""
+        self._expect(request)
         return self._costs.request_ms(
             request.num_tokens,
             len(self.shared(request)) * self._pool.block_size,
@@ -96,6 +97,7 @@ class Outlook:
 
     def predicted_run_ms(self, request: Request) -> float:
         """Wall time from its start to its end."""
+        self._expect(request)
         prefill_steps = -(-request.num_tokens // self._config.max_step_tokens)
         return (prefill_steps + self._output_left(request)) * self._step_ms
 
@@ -127,10 +129,11 @@ class Outlook:
 
     def _output_left(self, request: Request) -> float:
         """Expected tokens that are still to come, at least 1."""
-        cap = request.submission.sampling.max_tokens
-        adapter: AdapterKey | None = request.adapter
-        left = self._lengths.predict(adapter, cap) - request.num_output_tokens
-        return max(1.0, min(left, cap - request.num_output_tokens))
+        return max(1.0, request.expected_tokens - request.num_output_tokens)
+
+    def _expect(self, request: Request) -> None:
+        max_tokens = request.submission.sampling.max_tokens
+        request.expected_tokens = self._lengths.predict(request.adapter, max_tokens)
 
 
 def _computed_before(request: Request) -> int:

@@ -87,13 +87,19 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: str
 
 
+class Why(msgspec.Struct, frozen=True, tag="why"):
+    """Ask why an open request waits. Answered by `Explained`, unless the request has ended."""
+
+    request_id: str
+
+
 class MetricsQuery(msgspec.Struct, frozen=True, tag="metrics_query"):
     """Ask for the worker's metrics in the Prometheus text format."""
 
     query_id: int
 
 
-GatewayMessage = Hello | Submit | Abort | MetricsQuery
+GatewayMessage = Hello | Submit | Abort | Why | MetricsQuery
 
 
 class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,6 +219,18 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """How an open request stands."""
+
+    request_id: str
+    state: Literal["waiting", "running"]
+    """Of its first choice that has not ended."""
+    waits_for: str | None
+    """One of `engine.waits.Reason`, while it waits."""
+    waited_ms: dict[str, float]
+    """As in `Finished`, so far."""
+
+
 class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     """All that one engine step has for one gateway."""
 
@@ -222,6 +240,7 @@ class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     tokens: tuple[Tokens, ...] = ()
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
+    explained: tuple[Explained, ...] = ()
 
 
 class MetricsText(msgspec.Struct, frozen=True, tag="metrics_text"):

@@ -29,6 +29,16 @@ def refuse_impossible(
             f"{config.max_waiting_tokens}",
             "prompt",
         )
+    for field, ids in (
+        ("prompt", submit.prompt),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+    ):
+        # An id beyond the tables would break the whole step, not this request alone.
+        if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
+            raise RequestRefused(
+                f"{field} has a token id outside 0 to {config.vocab_size - 1}", field
+            )
     if adapter_bytes > capacity_bytes:
         raise RequestRefused(
             f"the adapter needs {adapter_bytes} bytes; the worker has {capacity_bytes} for "

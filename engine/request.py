@@ -130,6 +130,8 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     status: Status = Status.WAITING
+    expected_tokens: float = 0.0
+    """Output that is expected of it, as predicted when it was looked at last while it waited."""
     key: str = field(init=False)
     """Identity of the choice, unique among those open."""
     adapter: AdapterKey | None = field(init=False)

@@ -10,7 +10,6 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchLayout, StepBatch, build_batch
-from loraplex.engine.lora_linear import adopt_linears
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.sampler import sample
@@ -39,7 +38,7 @@ class _PagedStep:
 
 
 class ModelRunner:
-    """A base model with its pool of KV blocks; it takes over the model's linear layers."""
+    """A base model with its pool of KV blocks."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class ModelRunner:
         if model.device.type != "cpu" or not (cpu_lora and cpu_lora.supports(model.dtype)):
             cpu_lora = None
         self._model = model
-        self._lora = adopt_linears(model.network, model.shapes.linears, model.head_path, cpu_lora)
+        self._lora = model.lora
         kv_layout = KvLayout(num_blocks, block_size)
         self._layout = BatchLayout(
             kv=kv_layout,
@@ -83,7 +82,12 @@ class ModelRunner:
         """Prepare weights that have just been loaded for compiled kernels; torch needs nothing."""
         if self._layout.device.type == "cpu" and self._layout.cpu_lora is None:
             return weights
-        return self._lora.locate(weights, self._layout.dtype, self._layout.device)
+        return self._lora.locate(
+            weights,
+            self._layout.dtype,
+            self._layout.device,
+            b_is_transposed=self._layout.cpu_lora is not None,
+        )
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""

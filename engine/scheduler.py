@@ -1,7 +1,6 @@
 """Who runs in the next step, and what follows from what ran. Pure Python; time is an argument."""
 
 from collections.abc import Callable, Mapping
-from math import inf
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
@@ -15,11 +14,11 @@ from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.loads import Loads
 from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import Logprobs, Preempted, StepOutput, StepPlan
-from loraplex.engine.protocol import Sampling, Submit
+from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_overload
 from loraplex.engine.request import Piece, Request, Status, Submission, Text, choice_key
-from loraplex.engine.step_budget import prefill_tokens, slack_ms
-from loraplex.engine.waits import Reason, WaitClock
+from loraplex.engine.step_budget import bound_prefills
+from loraplex.engine.waits import Reason, WaitClock, named
 
 _REASONS: Mapping[Blocked, Reason] = {
     Blocked.SLOTS: "slot",
@@ -138,6 +137,19 @@ class Scheduler:
             self._end_all(submission, now)
             self._events.add_finished(submission, "abort")
 
+    def explain(self, request_id: str, now: float) -> Explained | None:
+        """Why an open request waits, or waited until it ran; None if it is not open."""
+        submission = self._submissions.get(request_id)
+        if submission is None:
+            return None
+        first, clock = submission.open[0], submission.clock
+        return Explained(
+            request_id=request_id,
+            state="running" if first.status is Status.RUNNING else "waiting",
+            waits_for=None if first.status is Status.RUNNING else first.clock.reason(),
+            waited_ms=named(clock.sums_ms(now)),
+        )
+
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
         for request in list(self._requests.values()):
@@ -159,7 +171,8 @@ class Scheduler:
         self._outlook.begin_step(self._running, draft.computed)
         self._may_admit |= self._loads.note_ended(self._requests.values(), now)
         self._plan_decodes(self._running, draft)
-        self._bound_prefills(draft, now)
+        if len(self._waiting) or len(draft.requests) < len(self._running):
+            bound_prefills(draft, self._costs, self._config, self._loads.bytes_in_flight, now)
         self._plan_prefills(self._running, draft)
         self._admit(draft, now)
         self._plan_yielding(draft)
@@ -224,21 +237,6 @@ class Scheduler:
                 return False
         self._pool.extend(request.block_table, request.num_tokens)
         return True
-
-    def _bound_prefills(self, draft: Draft, now: float) -> None:
-        """Leave those that decode enough time; the cost model must have learned something."""
-        if self._costs.num_steps < self._config.min_learned_steps:
-            return
-        if not len(self._waiting) and len(draft.requests) == len(self._running):
-            return
-        slack = slack_ms(draft.requests, self._config.targets, now)
-        if slack == inf:
-            return
-        features = draft.features(self._loads.bytes_in_flight)
-        at_least = self._config.min_prefill_tokens
-        fitting = prefill_tokens(self._costs, features, slack, draft.budget, at_least)
-        draft.is_bounded = fitting < draft.budget
-        draft.budget = fitting
 
     def _plan_prefills(self, running: list[Request], draft: Draft) -> None:
         for request in running:

@@ -8,14 +8,32 @@ and one long step costs nobody anything who is far enough ahead.
 from collections.abc import Iterable, Mapping
 from math import inf
 
-from loraplex.engine.config import Targets
+from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.cost_features import StepFeatures
 from loraplex.engine.costs_port import StepCosts
+from loraplex.engine.draft import Draft
 from loraplex.engine.protocol import ServiceTier
 from loraplex.engine.request import Request
 
 _NUM_SIZES = 24
 _NO_TARGETS = Targets()
+
+
+def bound_prefills(
+    draft: Draft, costs: StepCosts, config: SchedulerConfig, bytes_in_flight: int, now: float
+) -> None:
+    """Take from the budget of a step what would make those late whose tokens are in it.
+
+    As long as the cost model has learned little, `max_step_tokens` alone rules.
+    """
+    if costs.num_steps < config.min_learned_steps:
+        return
+    slack = slack_ms(draft.requests, config.targets, now)
+    if slack < inf:
+        features = draft.features(bytes_in_flight)
+        fitting = prefill_tokens(costs, features, slack, draft.budget, config.min_prefill_tokens)
+        draft.is_bounded = fitting < draft.budget
+        draft.budget = fitting
 
 
 def slack_ms(

@@ -1,5 +1,6 @@
 """How long a request waited, and for what."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 Reason = Literal["slot", "kv", "adapter_memory", "share", "deadline", "step", "load"]
@@ -72,3 +73,8 @@ class WaitClock:
         self._sums_ms = self.sums_ms(now)
         self._reason, self._leader, self._since = reason, leader, now
         self._base_ms = {} if reason is not None or leader is None else leader.sums_ms(now)
+
+
+def named(sums_ms: Mapping[Reason, float]) -> dict[str, float]:
+    """Sums as they are sent: by name, to the microsecond."""
+    return {str(reason): round(ms, 3) for reason, ms in sums_ms.items()}

@@ -43,7 +43,7 @@ def add_lora(y: Tensor, x: Tensor, segments: Segments) -> None:
             for all modules of a step, where they lie: that is what compiled kernels read.
 
     Raises:
-        ValueError: what a GPU kernel would read wrong or out of bounds.
+        ValueError: what a compiled kernel would read wrong or out of bounds.
     """
     if isinstance(segments, CpuModuleSegments):
         _add_lora_torch(y, x, _long_segments(segments))

@@ -130,6 +130,7 @@ class Update {
     int64_t offset = 0;
     for (int64_t c = 0; c < num_chunks_; ++c) {
       const Entry& entry = entry_of(chunks_[c]);
+      if (entry.rank == 0) continue;
       for (int64_t o = first; o < last; o += kBlock) {
         for (int64_t row = chunks_[c].start; row < chunks_[c].end; ++row) {
           const int64_t h = offset + (row - chunks_[c].start) * entry.rank;

@@ -3,6 +3,8 @@
 import ctypes
 import hashlib
 import logging
+import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -23,6 +25,8 @@ _SOURCE = Path(__file__).with_name("lora_cpu.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 _COMPILE_TIMEOUT_S = 120
+_ABILITIES = ("flags", "Features", "CPU implementer", "CPU part")
+"""Lines of /proc/cpuinfo that tell what a processor can do."""
 
 MAX_ROWS = 8
 """Of a segment that is computed here; a longer one is work for matrix products, not for bytes."""
@@ -42,6 +46,8 @@ class CpuSegments:
     """The other segments."""
     max_ranks: NDArray[np.int64]
     """``[modules]``: largest rank among the adapters."""
+    end: int
+    """Row after the last of all segments."""
     tables: tuple[LoraTable, ...]
     """Held, since their addresses are in use."""
 
@@ -55,6 +61,7 @@ class CpuSegments:
             chunks=torch.tensor(chunks, dtype=torch.int64).view(-1, 3),
             long=tuple(segment for segment in rows if segment.end - segment.start > MAX_ROWS),
             max_ranks=np.max([segment.table.ranks for segment in rows], axis=0),
+            end=max(segment.end for segment in rows),
             tables=tuple(segment.table for segment in rows),
         )
 
@@ -103,13 +110,22 @@ class CpuLora:
             x: ``[rows, in]``, the dtype of ``y``.
             segments: of adapters on this CPU, whose tables have ``b`` transposed in memory; those
                 that are long are left out.
+
+        Raises:
+            ValueError: memory would be read or written wrong.
         """
-        chunks = segments.step.chunks
+        step = segments.step
+        chunks = step.chunks
         if not chunks.shape[0]:
             return
+        dtypes = {y.dtype, x.dtype, *(table.dtype for table in step.tables)}
+        if len(dtypes) > 1 or y.dtype not in self._adds:
+            raise ValueError(f"rows and weights must have one dtype that is supported: {dtypes}")
+        if not y.is_contiguous() or step.end > min(x.shape[0], y.shape[0]):
+            raise ValueError(f"y must be contiguous, and have {step.end} rows as x has")
         x = x.contiguous()
         rows, width = x.shape
-        self._reserve(rows * (width + int(segments.step.max_ranks[segments.module])))
+        self._reserve(rows * (width + int(step.max_ranks[segments.module])))
         self._adds[y.dtype](
             y.data_ptr(),
             x.data_ptr(),
@@ -141,14 +157,23 @@ def compile_lora(folder: Path) -> CpuLora | None:
     if compiler is None:
         _log.info("no C++ compiler: adapters are computed by torch alone, which takes longer")
         return None
-    library = folder / f"lora_cpu-{_fingerprint(compiler)}.so"
     try:
-        if not library.exists():
-            _compile(compiler, library)
-        return CpuLora(library)
-    except (OSError, subprocess.SubprocessError) as error:
+        library = folder / f"lora_cpu-{_fingerprint(compiler)}.so"
+        return _load(library) or CpuLora(_compile(compiler, library))
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
         told = getattr(error, "stderr", None) or error
-        _log.warning("the CPU kernel of adapters cannot be compiled, torch does its work: %s", told)
+        _log.warning("there is no CPU kernel of adapters, torch does its work: %s", told)
+        return None
+
+
+def _load(library: Path) -> CpuLora | None:
+    """Return the kernel that was compiled before, if it is whole and nobody else can write it."""
+    try:
+        found = library.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            return None
+        return CpuLora(library)
+    except (OSError, AttributeError):
         return None
 
 
@@ -157,17 +182,20 @@ def _fingerprint(compiler: str) -> str:
     version = _run([compiler, "--version"])
     processor = Path("/proc/cpuinfo")
     described = processor.read_text() if processor.exists() else ""
-    abilities = sorted({line for line in described.splitlines() if line.startswith("flags")})
-    parts = [_SOURCE.read_bytes(), version.encode(), " ".join([*_FLAGS, *abilities]).encode()]
+    abilities = sorted({line for line in described.splitlines() if line.startswith(_ABILITIES)})
+    compiled = " ".join([*_FLAGS, platform.machine(), *abilities])
+    parts = [_SOURCE.read_bytes(), version.encode(), compiled.encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _compile(compiler: str, library: Path) -> None:
-    library.parent.mkdir(parents=True, exist_ok=True)
+def _compile(compiler: str, library: Path) -> Path:
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         partial = Path(folder) / library.name
         _run([compiler, *_FLAGS, str(_SOURCE), "-o", str(partial)])
+        partial.chmod(0o700)
         partial.replace(library)  # several workers may compile at a time; each result is whole
+    return library
 
 
 def _run(command: list[str]) -> str:

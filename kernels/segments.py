@@ -1,4 +1,4 @@
-"""What GPU kernels read of a step's adapters: addresses and row ranges, made once, on the host.
+"""What compiled kernels read of a step's adapters: addresses and row ranges, made on the host.
 
 Weights stay where their adapter was loaded, each at its own rank.  An adapter has one table of
 addresses, made when it is loaded; a step has one list of chunks, each of which points to the table

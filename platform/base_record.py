@@ -1,5 +1,6 @@
 """What the worker notes of its base model, for commands that run where no worker does."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,9 @@ class _Record(msgspec.Struct):
 def write_record(path: Path, record: BaseRecord) -> None:
     """Note the model that is served from now on."""
     content = _Record(record.name, str(record.path), record.shapes)
-    path.write_bytes(msgspec.json.encode(content))
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(msgspec.json.encode(content))
+    partial.replace(path)  # who reads it meanwhile finds a whole one
 
 
 def read_record(path: Path) -> BaseRecord | None:

@@ -1,18 +1,22 @@
 """What routes take from a request: the platform's parts, the caller's key, a checked body."""
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
 from loraplex.platform.completions import Call, CompletionRequest, authenticate
-from loraplex.platform.errors import AdminKeyNeeded, ClientGone, KeyMissing
+from loraplex.platform.errors import AdminKeyNeeded, ClientGone, InvalidRequest, KeyMissing
 from loraplex.platform.log import AccessLine
 from loraplex.platform.services import Services
 from loraplex.tenants import admin_keys, api_keys
 from loraplex.tenants.admin_keys import AdminPrincipal
 from loraplex.tenants.api_keys import Principal
+
+PROGRAM_HEADER = "x-loraplex-program"
+MAX_PROGRAM_CHARS = 128
 
 
 def services_of(request: Request) -> Services:
@@ -65,11 +69,23 @@ async def admin_of(request: Request) -> AdminPrincipal:
     return admin
 
 
+def program_of(request: Request) -> str:
+    """The program that a request names as a part of which it is made. Raises InvalidRequest."""
+    program = request.headers.get(PROGRAM_HEADER, "")
+    if len(program) > MAX_PROGRAM_CHARS or not program.isascii() or not program.isprintable():
+        raise InvalidRequest(
+            f"{PROGRAM_HEADER} must be at most {MAX_PROGRAM_CHARS} printable ASCII characters.",
+            PROGRAM_HEADER,
+        )
+    return program
+
+
 def call_of(request: Request, check: Callable[[bytes], CompletionRequest]) -> Call:
     """The call that a request makes; its body is read when the caller is known."""
 
     async def read() -> CompletionRequest:
-        return check(await body_of(request))
+        program = program_of(request)
+        return replace(check(await body_of(request)), program=program)
 
     return Call(AccessLine.of(request.scope).request_id, bearer_key(request), read)
 

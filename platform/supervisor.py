@@ -50,8 +50,7 @@ class WorkerSupervisor:
         backoff_s = MIN_BACKOFF_S
         while not self._stopping:
             started = loop.time()
-            self._process = await self._start()
-            status = await self._process.wait()
+            status = await self._run_once()
             if self._stopping:
                 return
             if status == START_REFUSED and not self._has_served():
@@ -61,6 +60,18 @@ class WorkerSupervisor:
             _log.error("the worker died with status %d; starting it again", status)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _run_once(self) -> int:
+        """Start a worker and return its exit status. Raises OSError if the first cannot start."""
+        try:
+            self._process = await self._start()
+        except OSError as error:
+            if not self._has_served():
+                raise
+            # The machine may be short of memory for a moment, which may be why the last one died.
+            _log.error("a worker could not be started: %s", error)
+            return error.errno or 1
+        return await self._process.wait()
 
     async def stop(self, timeout_s: float) -> None:
         """Let the worker drain and end; kill it if that takes longer than `timeout_s`."""

@@ -115,11 +115,14 @@ class QuotaExceeded(QuotaError):
 
 
 class RequestExceedsLimit(QuotaError):
-    """The request alone is larger than a full bucket, so that no retry can ever succeed."""
+    """The request alone is larger than a whole limit, so that no retry can ever succeed."""
 
     def __init__(self, dimension: Dimension, limit: int, asked: int) -> None:
         super().__init__(
-            f"The request may need {asked} {dimension}, but the tenant's limit is {limit} "
+            f"The request asks for {asked} choices, but the tenant's limit is {limit} at a time; "
+            "lower n."
+            if dimension == "concurrency"
+            else f"The request may need {asked} {dimension}, but the tenant's limit is {limit} "
             f"{dimension} per minute; lower max_tokens or shorten the prompt."
         )
         self.dimension: Dimension = dimension

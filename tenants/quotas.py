@@ -46,10 +46,21 @@ class Reservation:
     """The tenant's own limits; quotas fill in the platform's defaults."""
     tokens: int
     """Worst case, ≥ 1: prompt tokens plus the cap on output tokens."""
+    slots: int = 1
+    """What it counts for in the limit on concurrency: choices that run at the same time, ≥ 1."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ValueError(f"a reservation needs at least one token, got {self.tokens}")
+        if self.slots < 1:
+            raise ValueError(f"a reservation needs at least one slot, got {self.slots}")
+
+    def refuse_impossible(self, limits: Limits) -> None:
+        """Raise RequestExceedsLimit if no wait would make it fit."""
+        if self.tokens > limits.tokens_per_minute:
+            raise RequestExceedsLimit("tokens", limits.tokens_per_minute, self.tokens)
+        if self.slots > limits.concurrency:
+            raise RequestExceedsLimit("concurrency", limits.concurrency, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,8 @@ class InUse:
 
     requests: int
     tokens: int
-    """Sum of what the open holds reserved."""
+    """Sum of what the open holds reserved; so are the slots."""
+    slots: int
 
 
 class Quotas(Protocol):
@@ -90,13 +102,13 @@ class Quotas(Protocol):
     """
 
     async def reserve(self, request: Reservation) -> Hold:
-        """Hold a slot, one request and the tokens: all of them, or nothing.
+        """Hold the slots, one request and the tokens: all of them, or nothing.
 
         The same request again, while its hold is open, returns that hold and takes nothing.
 
         Raises:
             QuotaExceeded: a limit is used up for now; nothing was taken.
-            RequestExceedsLimit: the tokens exceed a full bucket; it can never succeed.
+            RequestExceedsLimit: tokens or slots exceed the whole limit; it can never succeed.
             HoldConflict: the request id holds something else.
         """
         ...
@@ -128,6 +140,7 @@ class Quotas(Protocol):
 @dataclass(slots=True)
 class _Lease:
     hold: Hold
+    slots: int
     expires_ns: int
 
 
@@ -139,20 +152,25 @@ class _Tenant:
         self.tokens = Bucket(limits.tokens_per_minute, now_ns)
         self.leases: dict[str, _Lease] = {}
 
+    @property
+    def num_slots(self) -> int:
+        """Slots of all open holds."""
+        return sum(lease.slots for lease in self.leases.values())
+
     def advance(self, now_ns: int) -> None:
-        """Let time pass; a lease that is over frees its slot, its tokens count as used."""
+        """Let time pass; a lease that is over frees its slots, its tokens count as used."""
         self.requests.advance(now_ns)
         self.tokens.advance(now_ns)
         for request_id in [i for i, held in self.leases.items() if held.expires_ns <= now_ns]:
             self.close(request_id, refund_requests=0, refund_tokens=0)
 
-    def refuse_what_does_not_fit(self, tokens: int, limits: Limits) -> None:
+    def refuse_what_does_not_fit(self, asked: Reservation, limits: Limits) -> None:
         """Raise QuotaExceeded for the limit that takes longest to make room."""
         waits: list[tuple[float, Dimension, int]] = [
             (self.requests.wait_ns(1) / NS_PER_S, "requests", limits.requests_per_minute),
-            (self.tokens.wait_ns(tokens) / NS_PER_S, "tokens", limits.tokens_per_minute),
+            (self.tokens.wait_ns(asked.tokens) / NS_PER_S, "tokens", limits.tokens_per_minute),
         ]
-        if len(self.leases) >= limits.concurrency:
+        if self.num_slots + asked.slots > limits.concurrency:
             waits.append((CONCURRENCY_RETRY_S, "concurrency", limits.concurrency))
         retry_after_s, dimension, limit = max(waits)
         if retry_after_s > 0:
@@ -179,8 +197,7 @@ class MemoryQuotas:
     async def reserve(self, request: Reservation) -> Hold:
         """See `Quotas.reserve`."""
         limits = request.limits.over(self._defaults)
-        if request.tokens > limits.tokens_per_minute:
-            raise RequestExceedsLimit("tokens", limits.tokens_per_minute, request.tokens)
+        request.refuse_impossible(limits)
         now_ns = self._clock_ns()
         tenant = self._tenants.setdefault(request.tenant_id, _Tenant(limits, now_ns))
         tenant.advance(now_ns)
@@ -188,7 +205,7 @@ class MemoryQuotas:
         tenant.tokens.limit = limits.tokens_per_minute
         if request.request_id in tenant.leases:
             return confirm_size(tenant.leases[request.request_id].hold, request)
-        tenant.refuse_what_does_not_fit(request.tokens, limits)
+        tenant.refuse_what_does_not_fit(request, limits)
         tenant.requests.take(request.request_id, 1)
         tenant.tokens.take(request.request_id, request.tokens)
         hold = Hold(
@@ -198,7 +215,7 @@ class MemoryQuotas:
             requests_rate=_rate(tenant.requests),
             tokens_rate=_rate(tenant.tokens),
         )
-        tenant.leases[request.request_id] = _Lease(hold, now_ns + self._lease_ns)
+        tenant.leases[request.request_id] = _Lease(hold, request.slots, now_ns + self._lease_ns)
         return hold
 
     async def renew(self, hold: Hold) -> None:
@@ -226,9 +243,10 @@ class MemoryQuotas:
         """See `Quotas.in_use`."""
         tenant = self._tenants.get(tenant_id)
         if tenant is None:
-            return InUse(0, 0)
+            return InUse(0, 0, 0)
         tenant.advance(self._clock_ns())
-        return InUse(len(tenant.leases), sum(lease.hold.tokens for lease in tenant.leases.values()))
+        tokens = sum(lease.hold.tokens for lease in tenant.leases.values())
+        return InUse(len(tenant.leases), tokens, tenant.num_slots)
 
     async def check(self) -> None:
         """See `Quotas.check`."""

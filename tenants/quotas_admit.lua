@@ -1,7 +1,7 @@
--- Admission of one request: a slot, one request and its tokens are held, all of them or nothing.
+-- Admission of one request: its slots, one request and its tokens are held, all of them or nothing.
 --
 -- ARGV: 1 time, 2 request id, 3 tokens, 4 requests per minute, 5 tokens per minute, 6 concurrency,
---       7 lease in ms, 8 wait in ms that is told for a slot
+--       7 lease in ms, 8 wait in ms that is told for a slot, 9 slots
 -- Returns {'refused', dimension, wait in ms}, or {'held', tokens, rates}: limit, remaining and
 -- reset in ms of requests, then of tokens. The same request gets that again while its hold is open.
 
@@ -14,7 +14,7 @@ local state = load(now_ms) or {
   at_ms = now_ms,
   requests = {limit = limits.requests, level = 0, floors = {}},
   tokens = {limit = limits.tokens, level = 0, floors = {}},
-  holds = {ids = {}, sizes = {}, ends_ms = {}, answers = {}},
+  holds = {ids = {}, sizes = {}, slots = {}, ends_ms = {}, answers = {}},
 }
 local holds = state.holds
 local position = find(state, id)
@@ -37,7 +37,9 @@ for _, dimension in ipairs(DIMENSIONS) do
   local excess = bucket.level + (units[dimension] - bucket.limit) * MINUTE_MS
   wait(dimension, divided_up(excess, bucket.limit))
 end
-if #holds.ids >= concurrency then wait('concurrency', tonumber(ARGV[8])) end
+local num_slots = tonumber(ARGV[9])
+for _, slots in ipairs(holds.slots) do num_slots = num_slots + slots end
+if num_slots > concurrency then wait('concurrency', tonumber(ARGV[8])) end
 if refused then
   -- From now on the levels drain at the new limit; nothing is taken.
   if is_limit_new then save(state, now_ms) end
@@ -58,6 +60,7 @@ end
 local answer = table.concat(rates, ' ')
 table.insert(holds.ids, id)
 table.insert(holds.sizes, tokens)
+table.insert(holds.slots, tonumber(ARGV[9]))
 table.insert(holds.ends_ms, now_ms + tonumber(ARGV[7]))
 table.insert(holds.answers, answer)
 save(state, now_ms)

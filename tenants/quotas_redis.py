@@ -22,7 +22,6 @@ from redis.exceptions import NoScriptError, RedisError
 from loraplex.tenants.errors import (
     QuotaBackendUnavailable,
     QuotaExceeded,
-    RequestExceedsLimit,
 )
 from loraplex.tenants.limits import Limits
 from loraplex.tenants.quotas import (
@@ -128,8 +127,7 @@ class RedisQuotas:
     async def reserve(self, request: Reservation) -> Hold:
         """See `Quotas.reserve`. Raises QuotaBackendUnavailable too, like all methods."""
         limits = request.limits.over(self._defaults)
-        if request.tokens > limits.tokens_per_minute:
-            raise RequestExceedsLimit("tokens", limits.tokens_per_minute, request.tokens)
+        request.refuse_impossible(limits)
         verdict, *told = await self._run(
             self._admit,
             request.tenant_id,
@@ -140,6 +138,7 @@ class RedisQuotas:
             limits.concurrency,
             self._lease_ms,
             round(CONCURRENCY_RETRY_S * MS_PER_S),
+            request.slots,
         )
         if verdict == b"refused":
             raise _refusal(told[0].decode(), told[1], limits)
@@ -170,11 +169,11 @@ class RedisQuotas:
         if self._clock_ms is not None:
             now_ms = self._clock_ms()
         if packed is None:
-            return InUse(0, 0)
+            return InUse(0, 0, 0)
         holds = msgspec.msgpack.decode(packed)["holds"]
-        sizes = zip(holds["sizes"], holds["ends_ms"], strict=True)
-        open_sizes = [size for size, end_ms in sizes if end_ms > now_ms]
-        return InUse(len(open_sizes), sum(open_sizes))
+        columns = zip(holds["sizes"], holds["slots"], holds["ends_ms"], strict=True)
+        held = [(tokens, slots) for tokens, slots, end_ms in columns if end_ms > now_ms]
+        return InUse(len(held), sum(tokens for tokens, _ in held), sum(slots for _, slots in held))
 
     async def check(self) -> None:
         """See `Quotas.check`."""

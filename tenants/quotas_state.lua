@@ -4,8 +4,8 @@
 -- KEYS[1] is a MessagePack map:
 --   at_ms             time up to which the levels are drained
 --   requests, tokens  buckets: limit, level, floors
---   holds             ids, sizes (tokens), ends_ms, answers
--- The floors and the four columns of `holds` are arrays with an entry per open hold, oldest first:
+--   holds             ids, sizes (tokens), slots, ends_ms, answers
+-- The floors and the five columns of `holds` are arrays with an entry per open hold, oldest first:
 -- every call reads them all, and flat arrays are read several times faster than a map per hold.
 --
 -- All numbers are integers. A unit adds MINUTE_MS to a level and each millisecond drains `limit`, so

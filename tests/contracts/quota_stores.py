@@ -59,6 +59,10 @@ def quotas_in(valkey: Valkey) -> OpenQuotas:
 
 
 def ask(
-    request_id: str, tokens: int = 1, tenant_id: str = "a", limits: TenantLimits = NO_OWN_LIMITS
+    request_id: str,
+    tokens: int = 1,
+    tenant_id: str = "a",
+    limits: TenantLimits = NO_OWN_LIMITS,
+    slots: int = 1,
 ) -> Reservation:
-    return Reservation(request_id, tenant_id, limits, tokens)
+    return Reservation(request_id, tenant_id, limits, tokens, slots)

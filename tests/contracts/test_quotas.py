@@ -65,6 +65,23 @@ async def test_requests_that_run_at_a_time_are_bounded(quotas: Quotas) -> None:
     await quotas.reserve(ask("r3"))
 
 
+async def test_each_choice_of_a_request_takes_a_slot(quotas: Quotas) -> None:
+    hold = await quotas.reserve(ask("r1", tokens=7, slots=2))
+    assert await quotas.in_use("a") == InUse(requests=1, tokens=7, slots=2)
+    with pytest.raises(QuotaExceeded) as refused:
+        await quotas.reserve(ask("r2", slots=2))
+    assert refused.value.dimension == "concurrency"
+    await quotas.reserve(ask("r3", slots=1))
+    await quotas.settle(hold, 7)
+    await quotas.reserve(ask("r4", slots=2))
+
+
+async def test_more_choices_than_the_limit_are_refused_for_good(quotas: Quotas) -> None:
+    with pytest.raises(RequestExceedsLimit, match="lower n") as refused:
+        await quotas.reserve(ask("r1", slots=4))
+    assert (refused.value.dimension, refused.value.limit) == ("concurrency", 3)
+
+
 async def test_a_refused_request_takes_nothing(quotas: Quotas) -> None:
     holds = [await quotas.reserve(ask(f"r{i}", tokens=100)) for i in range(3)]
     with pytest.raises(QuotaExceeded):
@@ -84,7 +101,7 @@ async def test_what_never_fits_is_refused_for_good(quotas: Quotas) -> None:
 async def test_the_same_request_again_gets_its_hold_and_takes_nothing(quotas: Quotas) -> None:
     first = await quotas.reserve(ask("r1", tokens=100))
     assert await quotas.reserve(ask("r1", tokens=100)) == first
-    assert await quotas.in_use("a") == InUse(requests=1, tokens=100)
+    assert await quotas.in_use("a") == InUse(requests=1, tokens=100, slots=1)
 
 
 async def test_one_request_id_cannot_hold_two_sizes(quotas: Quotas) -> None:
@@ -129,7 +146,7 @@ async def test_a_refund_does_not_make_room_for_a_second_burst(quotas: Quotas, cl
 async def test_a_lease_that_is_over_frees_its_slot(quotas: Quotas, clock: Clock) -> None:
     await quotas.reserve(ask("r1"))
     clock.pass_s(LEASE_S)
-    assert await quotas.in_use("a") == InUse(requests=0, tokens=0)
+    assert await quotas.in_use("a") == InUse(requests=0, tokens=0, slots=0)
 
 
 async def test_slots_of_leases_that_are_over_can_be_taken(quotas: Quotas, clock: Clock) -> None:
@@ -146,7 +163,7 @@ async def test_an_old_hold_cannot_end_the_one_that_its_request_id_has_now(
     clock.pass_s(LEASE_S)
     await quotas.reserve(ask("r1", tokens=20))
     await quotas.settle(old, 10)
-    assert await quotas.in_use("a") == InUse(requests=1, tokens=20)
+    assert await quotas.in_use("a") == InUse(requests=1, tokens=20, slots=1)
 
 
 async def test_a_renewed_lease_lasts_from_then_on(quotas: Quotas, clock: Clock) -> None:
@@ -154,20 +171,20 @@ async def test_a_renewed_lease_lasts_from_then_on(quotas: Quotas, clock: Clock) 
     clock.pass_s(LEASE_S - 1)
     await quotas.renew(hold)
     clock.pass_s(LEASE_S - 1)
-    assert await quotas.in_use("a") == InUse(requests=1, tokens=1)
+    assert await quotas.in_use("a") == InUse(requests=1, tokens=1, slots=1)
 
 
 async def test_a_hold_that_ended_cannot_be_renewed(quotas: Quotas) -> None:
     hold = await quotas.reserve(ask("r1"))
     await quotas.release(hold)
     await quotas.renew(hold)
-    assert await quotas.in_use("a") == InUse(requests=0, tokens=0)
+    assert await quotas.in_use("a") == InUse(requests=0, tokens=0, slots=0)
 
 
 async def test_tenants_do_not_share_limits_or_request_ids(quotas: Quotas) -> None:
     await quotas.reserve(ask("r1", tokens=600, tenant_id="a"))
     await quotas.reserve(ask("r1", tokens=500, tenant_id="b"))
-    assert await quotas.in_use("b") == InUse(requests=1, tokens=500)
+    assert await quotas.in_use("b") == InUse(requests=1, tokens=500, slots=1)
 
 
 async def test_a_tenants_own_limits_come_before_the_platforms(quotas: Quotas) -> None:

@@ -39,6 +39,7 @@ class Entry:
     at_ns: int
     expires_ns: int
     tokens: int
+    slots: int = 1
     requests: int = 1
     is_open: bool = True
 
@@ -62,7 +63,7 @@ class Reference:
             worst = max(worst, total - (now_ns - entry.at_ns) * limit)
         return worst
 
-    def waits_ns(self, tenant: str, tokens: int, now_ns: int) -> dict[str, float]:
+    def waits_ns(self, tenant: str, tokens: int, slots: int, now_ns: int) -> dict[str, float]:
         """How long each dimension makes the request wait; 0 where it fits."""
         waits = {}
         for what, units, limit in (
@@ -71,7 +72,8 @@ class Reference:
         ):
             excess = self.level(tenant, now_ns, limit, what) + (units - limit) * MINUTE_NS
             waits[what] = max(0, -(-excess // limit))
-        is_full = len(self.open_entries(tenant, now_ns)) >= DEFAULTS.concurrency
+        held = sum(entry.slots for entry in self.open_entries(tenant, now_ns))
+        is_full = held + slots > DEFAULTS.concurrency
         return waits | {"concurrency": SECOND_NS * is_full}
 
 
@@ -92,13 +94,13 @@ class QuotasMachine(RuleBasedStateMachine):
 
     tenants = st.sampled_from(["a", "b"])
 
-    @rule(tenant=tenants, tokens=st.integers(1, 601))
-    def reserve(self, tenant: str, tokens: int) -> None:
-        request = ask(f"r{len(self.reference.entries)}", tokens, tenant)
+    @rule(tenant=tenants, tokens=st.integers(1, 601), slots=st.sampled_from([1, 1, 1, 2, 4]))
+    def reserve(self, tenant: str, tokens: int, slots: int) -> None:
+        request = ask(f"r{len(self.reference.entries)}", tokens, tenant, slots=slots)
         now_ns = self.clock.now_ns
-        waits = self.reference.waits_ns(tenant, tokens, now_ns)
+        waits = self.reference.waits_ns(tenant, tokens, slots, now_ns)
         answer = self.runner.run(self.answer(request))
-        if tokens > DEFAULTS.tokens_per_minute:
+        if tokens > DEFAULTS.tokens_per_minute or slots > DEFAULTS.concurrency:
             assert isinstance(answer, RequestExceedsLimit)
         elif max(waits.values()) > 0:
             assert isinstance(answer, QuotaExceeded)
@@ -107,7 +109,7 @@ class QuotasMachine(RuleBasedStateMachine):
         else:
             assert isinstance(answer, Hold)
             expires_ns = now_ns + round(LEASE_S * SECOND_NS)
-            self.reference.entries.append(Entry(answer, now_ns, expires_ns, tokens))
+            self.reference.entries.append(Entry(answer, now_ns, expires_ns, tokens, slots))
 
     async def answer(self, request: Reservation) -> Hold | QuotaExceeded | RequestExceedsLimit:
         try:
@@ -159,7 +161,8 @@ class QuotasMachine(RuleBasedStateMachine):
         for tenant in ("a", "b"):
             held = self.reference.open_entries(tenant, self.clock.now_ns)
             in_use = self.runner.run(self.quotas.in_use(tenant))
-            assert in_use == InUse(len(held), sum(entry.hold.tokens for entry in held))
+            tokens, slots = (sum(e.hold.tokens for e in held), sum(e.slots for e in held))
+            assert in_use == InUse(len(held), tokens, slots)
         self.runner.run(self.quotas.check())
 
     @invariant()

@@ -37,6 +37,7 @@ def config(**changes: object) -> SchedulerConfig:
         "max_waiting_requests": 32,
         "max_waiting_tokens": 1024,
         "max_model_len": 48,
+        "vocab_size": 1000,
     }
     return SchedulerConfig(**(values | changes))
 
@@ -51,7 +52,7 @@ def scheduler(
     return Scheduler(
         scheduler_config or config(),
         residency or Residency(100),
-        policy or FirstComeFirstServed(),
+        FirstComeFirstServed() if policy is None else policy,
         PlainText,
         frozenset({EOS}),
         costs or LinearCosts(),

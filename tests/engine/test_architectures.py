@@ -25,6 +25,7 @@ from loraplex.engine import runner as runner_module
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
+from loraplex.kernels.lora_cpu import CpuLora
 
 BLOCKS = {"block_size": 4, "num_blocks": 200}
 LENGTHS = (1, 21, 2, 9)  # a window of 8 ends inside the second and the last
@@ -41,9 +42,11 @@ def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.save_model(folder, ARCHITECTURES[name].config)
 
 
-def make_runner(folder: Path, dtype: str = "float32") -> ModelRunner:
+def make_runner(
+    folder: Path, dtype: str = "float32", cpu_lora: CpuLora | None = None
+) -> ModelRunner:
     model = load_model(ModelConfig(folder, "tiny", "cpu", dtype))
-    return ModelRunner(model, BLOCKS["num_blocks"], BLOCKS["block_size"])
+    return ModelRunner(model, BLOCKS["num_blocks"], BLOCKS["block_size"], cpu_lora)
 
 
 def test_a_mixed_batch_equals_each_request_alone(
@@ -67,7 +70,7 @@ def test_a_mixed_batch_equals_each_request_alone(
 
 
 def test_adapters_on_each_kind_of_linear_layer_equal_peft_alone(
-    name: str, folder: Path, tmp_path: Path
+    name: str, folder: Path, tmp_path: Path, compiled_lora: CpuLora
 ) -> None:
     kinds = ARCHITECTURES[name].linears
     adapters = {
@@ -80,8 +83,9 @@ def test_adapters_on_each_kind_of_linear_layer_equal_peft_alone(
         adapter: tiny_models.save_adapter(tmp_path / adapter, folder, seed, **config)
         for seed, (adapter, config) in enumerate(adapters.items())
     }
-    runner = make_runner(folder)
+    runner = make_runner(folder, cpu_lora=compiled_lora)
     loaded = load_adapters(runner.shapes, folders, AdapterStore(tmp_path / "store"))
+    loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
     alone, requests = {}, []
     for adapter, path in {**folders, "base": None}.items():
         reference = tiny_models.load_reference(folder, path)

@@ -17,6 +17,7 @@ from loraplex.engine import runner as runner_module
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
+from loraplex.kernels.lora_cpu import CpuLora
 
 NUM_BLOCKS = 200
 ARCHITECTURES = {
@@ -69,9 +70,11 @@ def adapter_folders(model_folder: Path) -> dict[str, Path]:
     }
 
 
-def make_runner(model_folder: Path, block_size: int) -> ModelRunner:
+def make_runner(
+    model_folder: Path, block_size: int, cpu_lora: CpuLora | None = None
+) -> ModelRunner:
     config = ModelConfig(model_folder, "tiny", "cpu", "float32")
-    return ModelRunner(load_model(config), NUM_BLOCKS, block_size)
+    return ModelRunner(load_model(config), NUM_BLOCKS, block_size, cpu_lora)
 
 
 @pytest.mark.parametrize(("chunk_size", "block_size"), [(1, 4), (5, 1), (16, 16), (100, 3)])
@@ -104,10 +107,14 @@ def test_chunked_prompts_beside_decodes_equal_each_sequence_alone(
 
 
 def test_each_adapter_of_a_mixed_batch_equals_peft_alone(
-    model_folder: Path, adapter_folders: dict[str, Path], tmp_path: Path
+    model_folder: Path,
+    adapter_folders: dict[str, Path],
+    tmp_path: Path,
+    cpu_lora: CpuLora | None,
 ) -> None:
-    runner = make_runner(model_folder, 4)
+    runner = make_runner(model_folder, 4, cpu_lora)
     loaded = load_adapters(runner.shapes, adapter_folders, AdapterStore(tmp_path))
+    loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
     alone, requests = {}, []
     for name, folder in {**adapter_folders, BASE: None}.items():
         model = tiny_models.load_reference(model_folder, folder)

@@ -85,25 +85,35 @@ def test_the_blocks_of_a_failed_request_harm_nobody_after_it(runner: ModelRunner
     )
 
 
-def test_without_adapters_a_step_is_bitwise_that_of_the_plain_layers(
-    model: LoadedModel, runner: ModelRunner, folder: Path
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.0), ("float32", 1e-5)])
+def test_without_adapters_a_step_is_that_of_the_plain_layers(
+    folder: Path, dtype: str, tolerance: float
 ) -> None:
+    model = load_model(ModelConfig(folder, "tiny", "cpu", dtype))
+    runner = ModelRunner(model, num_blocks=8, block_size=4)
     batch = runner.build(plan_of([chunk("base", 0)]), {})
     logits = runner.logits(batch)
-    plain = load_model(ModelConfig(folder, "plain", "cpu", "float32"))
+    plain = tiny_models.load_reference(folder).to(model.dtype)
     for path in model.shapes.linears:
         parent, _, name = path.rpartition(".")
-        layer = plain.network.get_submodule(path)
-        setattr(model.network.get_submodule(parent), name, layer)
-    assert torch.equal(runner.logits(batch), logits)
+        setattr(model.network.get_submodule(parent), name, plain.get_submodule(path))
+    torch.testing.assert_close(runner.logits(batch), logits, rtol=tolerance, atol=tolerance)
 
 
-def test_linear_layers_keep_their_parameters_and_ties(runner: ModelRunner, folder: Path) -> None:
-    network = runner._model.network
-    assert isinstance(network.get_submodule(Q_PROJ), LoraLinear)
-    assert network.lm_head.weight is network.model.embed_tokens.weight
-    plain = load_model(ModelConfig(folder, "plain", "cpu", "float32")).network
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_linear_layers_keep_their_parameters_and_ties_but_for_packed_ones(
+    folder: Path, dtype: str
+) -> None:
+    network = load_model(ModelConfig(folder, "tiny", "cpu", dtype)).network
+    layer = network.get_submodule(Q_PROJ)
+    assert isinstance(layer, LoraLinear)
+    assert layer.weight.is_meta == (layer.packed is not None) == (dtype == "float32")
+    assert (network.lm_head.weight is network.model.embed_tokens.weight) == (dtype == "bfloat16")
+    plain = tiny_models.load_reference(folder)
     assert network.state_dict().keys() == plain.state_dict().keys()
+    assert torch.equal(
+        network.model.embed_tokens.weight, plain.model.embed_tokens.weight.to(layer.weight.dtype)
+    )
 
 
 def test_the_weights_of_an_adapter_are_free_once_its_step_is_over(runner: ModelRunner) -> None:

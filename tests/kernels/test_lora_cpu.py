@@ -133,12 +133,21 @@ def test_without_a_compiler_there_is_no_kernel(
     assert compile_lora(tmp_path) is None
 
 
+FAILS = "{ echo no space left >&2; exit 1; }"
+
+
+@pytest.mark.parametrize(
+    "script", [f"#!/bin/sh\n{FAILS}\n", f'#!/bin/sh\n[ "$1" = --version ] || {FAILS}\n']
+)
 def test_a_compiler_that_fails_is_told_and_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    script: str,
 ) -> None:
     compiler = tmp_path / "bin" / "c++"
     compiler.parent.mkdir()
-    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo no space left >&2; exit 1; }\n')
+    compiler.write_text(script)
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", f"{compiler.parent}:/bin:/usr/bin")
     assert compile_lora(tmp_path / "kernels") is None
@@ -151,3 +160,48 @@ def test_a_kernel_is_compiled_once(tmp_path: Path) -> None:
     made_at = library.stat().st_mtime_ns
     assert compile_lora(tmp_path) is not None
     assert [each.stat().st_mtime_ns for each in tmp_path.iterdir()] == [made_at]
+
+
+@pytest.mark.parametrize("harm", ["cut off", "another's", "open to all"])
+def test_a_library_that_cannot_be_trusted_is_compiled_anew(
+    tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compile_lora(tmp_path / "first") is not None
+    (made,) = (tmp_path / "first").iterdir()
+    library = tmp_path / "second" / made.name
+    library.parent.mkdir()
+    library.write_bytes(b"" if harm == "cut off" else made.read_bytes())
+    library.chmod(0o777 if harm == "open to all" else 0o700)
+    owner = library.stat().st_uid
+    monkeypatch.setattr("os.geteuid", lambda: owner + (harm == "another's"))
+    before = library.stat().st_ino
+    assert compile_lora(library.parent) is not None
+    assert library.stat().st_size == made.stat().st_size
+    assert library.stat().st_ino != before
+
+
+def test_a_module_that_an_adapter_leaves_alone_keeps_its_bits(kernel: CpuLora) -> None:
+    y, x = torch.full((2, OUT), -0.0), torch.randn(2, IN)
+    (pair,) = make_segments([0], 8, torch.float32)
+    shape = [(OUT, IN)]
+    given = {"dtype": torch.float32, "device": torch.device("cpu"), "b_is_transposed": True}
+    there = lora_table([pair._replace(b=pair.b.T.contiguous().T)], shape, **given)
+    rows = [TableRows(0, 1, lora_table([None], shape, **given)), TableRows(1, 2, there)]
+    module = CpuSegments.of(rows, kernel).at(0)
+    assert module is not None
+    add_lora(y, x, module)
+    assert torch.signbit(y[0]).all()
+    assert y[1].abs().sum() > 0
+
+
+def test_what_would_be_read_or_written_wrong_is_refused(kernel: CpuLora) -> None:
+    y, x = make_batch(3, torch.float32)
+    segments = located(kernel, make_segments([0, 0, 0], 4, torch.float32))
+    for wrong_y, wrong_x in (
+        (y.bfloat16(), x.bfloat16()),
+        (y, x.bfloat16()),
+        (torch.randn(OUT, 3).T, x),
+        (y[:2], x[:2]),
+    ):
+        with pytest.raises(ValueError, match="must"):
+            add_lora(wrong_y, wrong_x, segments)

@@ -252,7 +252,7 @@ def test_usage_beyond_the_limit_is_left_out_with_a_note(acme: Shell) -> None:
 def base(tmp_path: Path) -> Path:
     folder = tmp_path / "tiny-base"
     folder.mkdir()
-    (folder / "config.json").write_text('{"tie_word_embeddings": false}')
+    (folder / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": false}')
     weight = np.zeros((HIDDEN, HIDDEN), dtype=np.float32)
     save_file({"model.layers.0.self_attn.q_proj.weight": weight}, folder / "model.safetensors")
     return folder

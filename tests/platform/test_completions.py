@@ -177,7 +177,6 @@ def test_what_would_change_the_output_and_is_not_supported_is_refused_by_name(fi
     ("field", "value"),
     [
         ("response_format", {"type": "json_object"}),
-        ("service_tier", "priority"),
         ("modalities", ["text", "audio"]),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
@@ -188,6 +187,34 @@ def test_what_would_change_the_output_and_is_not_supported_is_refused_by_name(fi
 )
 def test_only_the_values_of_no_effect_are_taken(field: str, value: object) -> None:
     assert refusal({field: value}).param == field
+
+
+@pytest.mark.parametrize(
+    ("asked", "tier"),
+    [(None, "default"), ("auto", "default"), ("priority", "priority"), ("flex", "flex")],
+)
+async def test_tier_and_program_reach_the_engine(
+    gateway: Gateway, asked: str | None, tier: str
+) -> None:
+    headers = {"x-loraplex-program": "p1"}
+    body = chat_body(service_tier=asked)
+    await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+    submit = await gateway.engine.submitted()
+    assert (submit.service_tier, submit.program) == (tier, "p1")
+
+
+def test_a_tier_that_there_is_not_is_refused() -> None:
+    assert refusal({"service_tier": "scale"}).param == "service_tier"
+
+
+@pytest.mark.parametrize("program", ["x" * 129, "caf\u00e9"])
+async def test_a_program_that_is_no_short_ascii_is_refused(gateway: Gateway, program: str) -> None:
+    response = await gateway.client.post(
+        "/v1/chat/completions",
+        json=chat_body(),
+        headers={"x-loraplex-program": program.encode("latin-1")},
+    )
+    assert (response.status_code, error_of(response)["param"]) == (400, "x-loraplex-program")
 
 
 @pytest.mark.parametrize("fields", [UNSUPPORTED_FIELDS, UNSUPPORTED_MESSAGE_FIELDS])

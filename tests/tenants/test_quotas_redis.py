@@ -57,8 +57,8 @@ async def test_time_is_the_servers(quotas: RedisQuotas, empty: Valkey) -> None:
     in_a_year = RedisQuotas.open(
         empty.url, LIMITS, clock_ms=lambda: (seconds + 365 * 86_400) * 1000
     )
-    assert await in_a_year.in_use("a") == InUse(0, 0)
-    assert await quotas.in_use("a") == InUse(1, 1)
+    assert await in_a_year.in_use("a") == InUse(0, 0, slots=0)
+    assert await quotas.in_use("a") == InUse(1, 1, slots=1)
     await in_a_year.close()
 
 
@@ -93,7 +93,7 @@ async def test_connections_that_ask_at_once_never_get_more_than_the_limit(empty:
     refused = [answer for answer in answers if isinstance(answer, QuotaExceeded)]
     assert len(answers) - len(refused) == LIMITS.concurrency
     assert {error.dimension for error in refused} == {"concurrency"}
-    assert await gateways[0].in_use("a") == InUse(8, 8)
+    assert await gateways[0].in_use("a") == InUse(8, 8, slots=8)
     for gateway in gateways:
         await gateway.close()
 
@@ -121,9 +121,9 @@ async def test_a_server_that_was_killed_has_every_hold_again(empty: Valkey) -> N
         with pytest.raises(QuotaBackendUnavailable):
             await quotas.reserve(ask("r2"))
         server.start()
-        assert await quotas.in_use("a") == InUse(1, 7)
+        assert await quotas.in_use("a") == InUse(1, 7, slots=1)
         await quotas.settle(hold, 7)
-        assert await quotas.in_use("a") == InUse(0, 0)
+        assert await quotas.in_use("a") == InUse(0, 0, slots=0)
         await quotas.close()
 
 
@@ -174,5 +174,5 @@ async def test_few_commands_are_enough_and_script_is_none_of_them(empty: Valkey)
     quotas = RedisQuotas.open(url, LIMITS)
     await quotas.ping()
     await quotas.settle(await quotas.reserve(ask("r1")), 1)
-    assert await quotas.in_use("a") == InUse(0, 0)
+    assert await quotas.in_use("a") == InUse(0, 0, slots=0)
     await quotas.close()

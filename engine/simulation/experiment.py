@@ -19,6 +19,7 @@ from loraplex.engine.simulation.baselines.slora import (
     SloraLimits,
     VirtualTokenCounter,
 )
+from loraplex.engine.simulation.bound import BoundUse, bound_ms
 from loraplex.engine.simulation.caches import Belady, ChameleonScore, GreedyDualSizeFrequency
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
@@ -28,7 +29,7 @@ from loraplex.engine.simulation.workload import Requests, scaled
 
 T = TypeVar("T")
 
-FAIR = FairSettings(quantum_ms=200.0, overdraft_ms=2000.0, max_skips=16, max_open=256)
+FAIR = FairSettings(quantum_ms=500.0, overdraft_ms=1000.0, max_skips=16, max_open=1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,14 @@ def run_policy(
     cap = setup.max_tokens or max(request.output_tokens for request in setup.requests)
     load = Load(setup.requests, cap, setup.noise, setup.seed)
     residency = Residency(_adapter_bytes(setup), make_cache(setup.requests))
-    return Simulation(setup.device, load, make_policy(setup), residency).run(show)
+    made = make_policy(setup)
+    if not isinstance(made, FairAdmission):
+        return Simulation(setup.device, load, made, residency).run(show)
+    use = BoundUse(made.main.share, sorted({r.tenant for r in setup.requests}))
+    simulation = Simulation(setup.device, load, made, residency, use.look)
+    run = simulation.run(show)
+    run.bound_used = use.widest_ms / bound_ms(_fair(setup), _largest_ms(setup, cap, simulation))
+    return run
 
 
 def at_load(setup: Setup, load: float) -> Requests:
@@ -87,6 +95,19 @@ def _adapter_bytes(setup: Setup) -> int:
     return setup.slots * max(adapters.values()) * setup.device.bytes_per_rank
 
 
+def _fair(setup: Setup) -> FairSettings:
+    return replace(setup.fair, max_open=setup.device.max_running)
+
+
+def _largest_ms(setup: Setup, cap: int, simulation: Simulation) -> float:
+    """Cap on what one request may cost: the longest prompt, the longest output, the largest
+    adapter, nothing cached."""
+    prompt = max(request.prompt_tokens for request in setup.requests)
+    rank = max(request.rank for request in setup.requests)
+    num_bytes = rank * setup.device.bytes_per_rank
+    return simulation.costs.request_ms(prompt, 0, cap, num_bytes, num_bytes)
+
+
 def _slora_limits(setup: Setup) -> SloraLimits:
     return SloraLimits(
         pool_tokens=setup.device.kv_tokens,
@@ -96,7 +117,7 @@ def _slora_limits(setup: Setup) -> SloraLimits:
 
 
 POLICIES: Mapping[str, Callable[[Setup], AdmissionPolicy]] = {
-    "fair": lambda setup: FairAdmission(setup.fair),
+    "fair": lambda setup: FairAdmission(_fair(setup)),
     "fcfs": lambda _: FirstComeFirstServed(),
     "slora": lambda setup: SloraFirstCome(_slora_limits(setup)),
     "vtc": lambda setup: VirtualTokenCounter(_slora_limits(setup)),

@@ -46,7 +46,7 @@ class Metrics:
     load_bytes_critical: int
     """Bytes of loads that requests waited for."""
     planner_us_p50: float
-    """Processor time of planning and committing a step."""
+    """Wall time of planning and committing a step, of this machine."""
     planner_us_p99: float
     bound_used: float | None
     """Part of the policy's bound on unfairness that was used; none without a bound."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from time import thread_time
+from time import perf_counter
 
 import numpy as np
 
@@ -64,13 +64,20 @@ class Simulation:
     """One run of a load on a device under a policy."""
 
     def __init__(
-        self, device: Device, load: Load, policy: AdmissionPolicy, residency: Residency
+        self,
+        device: Device,
+        load: Load,
+        policy: AdmissionPolicy,
+        residency: Residency,
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:
         self._device = device
         self._load = load
         self._residency = residency
         self._link = CopyLink(device.copy_bytes_per_s)
-        self._costs = CostModel(Subject("simulated", device.name))
+        self._after_step = after_step
+        self.costs = CostModel(Subject("simulated", device.name))
+        """What the scheduler has learned about the device."""
         self._rng = np.random.default_rng(load.seed)
         self._scheduler = Scheduler(
             _config(device, load),
@@ -78,7 +85,7 @@ class Simulation:
             Runtime(policy, device.steps_between_joins, self._take_shares),
             lambda _: _NoText(),
             frozenset({_END}),
-            self._costs,
+            self.costs,
             OutputLengths(),
         )
         self._requests = {str(i): request for i, request in enumerate(load.requests)}
@@ -106,9 +113,9 @@ class Simulation:
         now = 0.0
         while self._num_arrived < len(self._requests) or self._scheduler.has_work:
             self._deliver(now)
-            started = thread_time()
+            started = perf_counter()
             plan = self._scheduler.plan(now)
-            plan_s = thread_time() - started
+            plan_s = perf_counter() - started
             self._start_copies(plan, now)
             if plan.chunks:
                 now = self._step(plan, now, plan_s)
@@ -162,11 +169,12 @@ class Simulation:
         self._count(plan, step, ms)
         self._started_s = now
         output = StepOutput({c.request_id: self._sample(c) for c in plan.chunks if c.sample}, {})
-        started = thread_time()
+        started = perf_counter()
         events = self._scheduler.commit(plan, output, ms)
-        self._run.planner_us.append((plan_s + thread_time() - started) * 1e6)
+        self._run.planner_us.append((plan_s + perf_counter() - started) * 1e6)
         done = now + ms / 1e3
         self._note(events, done)
+        self._after_step()
         return done
 
     def _take_shares(self, shares_ms: Mapping[str, float]) -> None:
@@ -256,4 +264,5 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_waiting_requests=len(load.requests) + 1,
         max_waiting_tokens=sum(request.prompt_tokens for request in load.requests) + 1,
         max_model_len=longest,
+        vocab_size=2,
     )

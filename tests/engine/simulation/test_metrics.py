@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from loraplex.engine.simulation.fluid import fluid_waits_s
@@ -49,8 +50,6 @@ def test_a_tenant_differs_from_the_best_served_but_no_more_than_from_what_it_ask
 
 
 def test_jains_index_is_one_for_equals_and_one_nth_for_one_who_has_all() -> None:
-    import numpy as np
-
     assert jain_index(np.array([3.0, 3.0, 3.0])) == pytest.approx(1)
     assert jain_index(np.array([9.0, 0.0, 0.0])) == pytest.approx(1 / 3)
     assert jain_index(np.zeros(3)) == 1

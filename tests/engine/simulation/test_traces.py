@@ -5,6 +5,14 @@ import pytest
 from loraplex.engine.simulation.errors import TraceInvalid
 from loraplex.engine.simulation.traces import TraceRequest, read_trace
 
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,3,9
+2023-11-16 18:15:47.1805900,7,2
+"""
+MOONCAKE = """{"timestamp": 0, "input_length": 3, "output_length": 9, "hash_ids": [0]}
+{"timestamp": 500, "input_length": 7, "output_length": 2, "hash_ids": [0]}
+"""
+
 
 def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "trace"
@@ -18,13 +26,11 @@ def written(tmp_path: Path, text: str) -> Path:
         ("arrival_s,client,input_tokens,output_tokens\n5,a,7,2\n4.5,b,3,9\n", ("b", "a")),
         ("arrival_s,tenant,input_tokens,output_tokens\n5,a,7,2\n4.5,b,3,9\n", ("b", "a")),
         (
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-            "2023-11-16 18:15:46.6805900,3,9\n2023-11-16 18:15:47.1805900,7,2\n",
+            AZURE,
             ("azure", "azure"),
         ),
         (
-            '{"timestamp": 0, "input_length": 3, "output_length": 9, "hash_ids": [0]}\n'
-            '{"timestamp": 500, "input_length": 7, "output_length": 2, "hash_ids": [0]}\n',
+            MOONCAKE,
             ("mooncake", "mooncake"),
         ),
     ],

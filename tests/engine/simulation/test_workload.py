@@ -1,5 +1,6 @@
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def test_generated_requests_have_the_rate_and_the_skew_that_were_asked_for() -> 
     assert len(requests) == pytest.approx(6000, rel=0.1)
     counts = Counter(request.tenant for request in requests)
     assert counts["t0"] / counts["t9"] == pytest.approx(10, rel=0.4)
-    assert all(a.arrival_s <= b.arrival_s for a, b in zip(requests, requests[1:], strict=False))
+    assert all(a.arrival_s <= b.arrival_s for a, b in pairwise(requests))
 
 
 def test_a_seed_makes_the_same_requests_and_another_others() -> None:

@@ -109,9 +109,10 @@ def _largest_ms(setup: Setup, cap: int, simulation: Simulation) -> float:
 
 
 def _slora_limits(setup: Setup) -> SloraLimits:
+    longest = max(request.prompt_tokens for request in setup.requests)
     return SloraLimits(
         pool_tokens=setup.device.kv_tokens,
-        batch_tokens=setup.device.max_step_tokens,
+        batch_tokens=max(setup.device.max_step_tokens, longest),
         output_tokens={str(i): r.output_tokens for i, r in enumerate(setup.requests)},
     )
 

@@ -41,6 +41,12 @@ def test_sloras_queue_never_pushes_a_request_out_where_a_plain_one_does() -> Non
     assert run_policy(setup, "slora").num_preempted == 0
 
 
+@pytest.mark.parametrize("policy", ["slora", "vtc"])
+def test_a_prompt_longer_than_a_step_is_admitted_all_the_same(policy: str) -> None:
+    setup = Setup(worlds.device(), (TraceRequest(0, "t", 200, 3),))
+    assert run_policy(setup, policy).records[0].output_tokens == 3
+
+
 def test_dlpm_lets_a_tenant_with_credit_overtake_one_without() -> None:
     load = [TraceRequest(0, "a", 40, 20)] * 20 + [TraceRequest(0, "b", 40, 20)] * 20
     starts = order(one_at_a_time(load), "dlpm")

@@ -32,10 +32,39 @@ class Draft:
         """Tokens of a running choice that are in the KV cache after this step."""
         return self._ends.get(request.key, request.num_computed_tokens)
 
+    @property
+    def has_prefills(self) -> bool:
+        """True if a chunk is of a prompt."""
+        return self._prefill[0] > 0
+
+    def add_decode(self, request: Request) -> None:
+        """Give a request that decodes its one row. Most chunks are these."""
+        token_ids, adapter = request.token_ids, request.adapter
+        start = len(token_ids) - 1
+        self.chunks.append(
+            Chunk(
+                request.key,
+                adapter,
+                (token_ids[-1],),
+                start,
+                request.blocks(),
+                request.sample_spec(),
+            )
+        )
+        self.requests.append(request)
+        self.budget -= 1
+        self._num_decodes += 1
+        self._kv_tokens += start
+        if adapter is not None:
+            self._count(adapter, request)
+
     def add(self, request: Request) -> None:
         """Give the request as much of the step as it can use."""
         start, adapter, token_ids = request.num_computed_tokens, request.adapter, request.token_ids
         missing = len(token_ids) - start
+        if missing == 1:
+            self.add_decode(request)
+            return
         num_tokens = min(missing, self.budget)
         end = start + num_tokens
         self.chunks.append(
@@ -50,22 +79,21 @@ class Draft:
         )
         self.requests.append(request)
         self.budget -= num_tokens
-        if missing == 1:
-            self._num_decodes += 1
-            self._kv_tokens += start
-        else:
-            self._ends[request.key] = end
-            tokens, squared, context = self._prefill
-            self._prefill = (
-                tokens + num_tokens,
-                squared + num_tokens * num_tokens,
-                context + num_tokens * start,
-            )
+        self._ends[request.key] = end
+        tokens, squared, context = self._prefill
+        self._prefill = (
+            tokens + num_tokens,
+            squared + num_tokens * num_tokens,
+            context + num_tokens * start,
+        )
         if adapter is not None:
-            of_adapter = self._num_chunks_of.get(adapter, 0)
-            self._num_chunks_of[adapter] = of_adapter + 1
-            if not of_adapter:
-                self._sum_rank += request.submission.rank
+            self._count(adapter, request)
+
+    def _count(self, adapter: AdapterKey, request: Request) -> None:
+        of_adapter = self._num_chunks_of.get(adapter, 0)
+        self._num_chunks_of[adapter] = of_adapter + 1
+        if not of_adapter:
+            self._sum_rank += request.submission.rank
 
     def features(self, bytes_in_flight: int) -> StepFeatures:
         """The step so far, as the cost model sees it."""

@@ -60,9 +60,8 @@ class FairAdmission:
 
     def measured(self, shares_ms: Mapping[str, float]) -> None:
         """Charge what requests used beyond their charges."""
-        for key, ms in shares_ms.items():
-            self._main.use(key, ms)
-            self._flex.use(key, ms)
+        self._main.measured(shares_ms)
+        self._flex.measured(shares_ms)
 
     def ended(self, request: Request) -> None:
         """Give back what the request did not use."""

@@ -1,7 +1,7 @@
 """Waiting requests of many tenants, offered by deficit and by what is there already."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -12,6 +12,8 @@ from loraplex.engine.request import Request, Status
 from loraplex.engine.tenant_queue import TenantQueue
 from loraplex.engine.waits import WaitClock
 
+_NUM_HEADS = 16
+"""Tenants among whose first requests the best is chosen; those that have been eligible longest."""
 _MAX_GAP_TENANTS = 64
 """Tenants that are looked at for a request that fills a gap, each time."""
 _MAX_PROGRAMS = 4096
@@ -35,8 +37,8 @@ class FairSettings:
 
 
 class FairQueue:
-    """Tenants take turns by deficit. Of those whose turn it is the one goes first whose adapter is
-    there already, then the one whose first token is due first.
+    """Tenants take turns by deficit. Of those whose turn it has been longest the one goes first
+    whose adapter is there already, then the one whose first token is due first.
 
     Who needs a load is charged when the load starts, is *committed* from then on, and runs before
     all others when its adapter has come. A tenant whose turn it is, but for whose first request
@@ -150,10 +152,9 @@ class FairQueue:
         self._share.use(request.key, self._load_ms(request))
         self._unreserve(request)
 
-    def use(self, key: str, ms: float) -> None:
-        """A request of this queue has had some of a step."""
-        if self._share.is_open(key):
-            self._share.use(key, ms)
+    def measured(self, shares_ms: Mapping[str, float]) -> None:
+        """Charge this queue's requests what they used beyond their charges."""
+        self._share.use_all(shares_ms)
 
     def ended(self, request: Request) -> None:
         """An admitted request ended or lost its KV blocks."""
@@ -212,15 +213,15 @@ class FairQueue:
     def _in_turn(self, view: AdmissionView) -> Iterator[Request]:
         """First requests of eligible tenants; deficits grow when there is none."""
         heads: list[_Head] = []
-        for tenant in self._share.eligible:
-            self._push_head(heads, tenant, view)
+        eligible = iter(self._share.eligible)
         while self._share.num_open < self._settings.max_open:
+            while len(heads) < _NUM_HEADS and (tenant := next(eligible, None)) is not None:
+                self._push_head(heads, tenant, view)
             if not heads:
                 if not self._share.can_refill:
                     return
                 self._share.refill()
-                for tenant in self._share.eligible:
-                    self._push_head(heads, tenant, view)
+                eligible = iter(self._share.eligible)
                 continue
             *_, tenant, request = heappop(heads)
             yield request
@@ -242,9 +243,12 @@ class FairQueue:
                 or self._share.num_open >= self._settings.max_open
             ):
                 return
-            if tenant in self._parked:
+            queue = self._tenants[tenant]
+            is_own = any(tenant == _tenant(each) for each in kept)
+            # What memory is kept for will overtake its tenant's oldest too, if it is another.
+            if tenant in self._parked or (is_own and queue.num_skips + 1 >= queue.max_skips):
                 continue
-            request = self._tenants[tenant].first(view.adapter_state, resident_only=True)
+            request = queue.first(view.adapter_state, resident_only=True)
             if request is None or request in kept or not view.fits(request):
                 continue
             if wait_ms is None:

@@ -24,7 +24,7 @@ they are charged or use meanwhile differs, by weight, by at most the sum of both
 The order in which eligible tenants are served does not enter. `docs/scheduling.md` has the proof.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import floor
@@ -195,6 +195,18 @@ class FairShare:
         if beyond_ms > 0:
             charge.charged_ms = charge.used_ms
             self._add(charge.tenant, -beyond_ms)
+
+    def use_all(self, used_ms: Mapping[str, float]) -> None:
+        """The same for many; those without a charge are not this one's."""
+        charges = self._charges
+        for key, ms in used_ms.items():
+            charge = charges.get(key)
+            if charge is None:
+                continue
+            if not charge.prepaid_ms and charge.used_ms + ms <= charge.charged_ms:
+                charge.used_ms += ms
+            else:
+                self.use(key, ms)
 
     def close(self, key: str) -> float:
         """A request has ended, or begins anew: give back what it did not use; return what it used,

@@ -155,13 +155,16 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Return ``input [..., in] @ weight.T + bias``, with each row's adapter added."""
-        if self.packed is None:
-            output = nn.functional.linear(input, self.weight, self.bias)
-        else:
-            rows = input.reshape(-1, input.shape[-1])
-            output = self.packed.apply(rows, self.bias).view(*input.shape[:-1], self.out_features)
+        output = self.base_output(input)
         self.batch.add(self.path, output, input)
         return output
+
+    def base_output(self, x: Tensor) -> Tensor:
+        """Return ``x [..., in] @ weight.T + bias``."""
+        if self.packed is None:
+            return nn.functional.linear(x, self.weight, self.bias)
+        rows = x.reshape(-1, x.shape[-1])
+        return self.packed.apply(rows, self.bias).view(*x.shape[:-1], self.out_features)
 
 
 class LoraConv1D(nn.Module):

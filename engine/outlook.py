@@ -11,8 +11,6 @@ from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.request import Request
 from loraplex.engine.shared_prompt import shareable_blocks
 
-_STEP_RATE = 0.1
-
 
 class Outlook:
     """An `AdmissionView` of a scheduler. Predictions are in ms; nothing changes by asking, but that
@@ -35,15 +33,12 @@ class Outlook:
         self._computed: Callable[[Request], int] = _computed_before
         self._step_ms = 0.0
 
-    def begin_step(self, running: list[Request], computed: Callable[[Request], int]) -> None:
+    def begin_step(
+        self, running: list[Request], computed: Callable[[Request], int], step_ms: float
+    ) -> None:
         """Look at these running requests, of which `computed` tells the tokens in the KV cache
-        after this step."""
-        self._running, self._computed = running, computed
-
-    def note_step(self, ms: float) -> None:
-        """A step took so long."""
-        rate = _STEP_RATE if self._step_ms else 1.0
-        self._step_ms += rate * (ms - self._step_ms)
+        after this step, and of which a step took `step_ms` of late."""
+        self._running, self._computed, self._step_ms = running, computed, step_ms
 
     def adapter_state(self, request: Request) -> State:
         """Where its adapter is; RESIDENT for the base model."""

@@ -137,19 +137,22 @@ class Request:
     adapter: AdapterKey | None = field(init=False)
     """What it runs on, pinned at admission."""
     _blocks: tuple[int, ...] = field(init=False, default=())
-    _seed: int = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    """Tokens that the client sent."""
+    _head: tuple[float, float, int, int] = field(init=False)
+    _is_plain: bool = field(init=False)
+    """True if of what says how its next token is drawn only the position changes."""
 
     def __post_init__(self) -> None:
         submit = self.submission.submit
         self.token_ids = list(submit.prompt)
         self.key = choice_key(submit.request_id, self.choice)
         self.adapter = None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
-        self._seed = choice_seed(submit.sampling.seed, self.choice)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens that the client sent."""
-        return len(self.submission.submit.prompt)
+        self.num_prompt_tokens = len(submit.prompt)
+        sampling = submit.sampling
+        seed = choice_seed(sampling.seed, self.choice)
+        self._head = sampling.temperature, sampling.top_p, sampling.top_k, seed
+        self._is_plain = not sampling.min_tokens and self._penalties() is None
 
     @property
     def num_queued_tokens(self) -> int:
@@ -189,17 +192,21 @@ class Request:
 
     def sample_spec(self) -> SampleSpec:
         """How its next token is drawn."""
-        sampling, position = self.submission.sampling, self.num_output_tokens
+        position = len(self.token_ids) - self.num_prompt_tokens
+        sampling = self.submission.submit.sampling
+        penalties: Penalties | None = None
+        forbidden: tuple[int, ...] = ()
+        if not self._is_plain:
+            penalties = self._penalties()
+            forbids = position < sampling.min_tokens
+            forbidden = tuple(self.submission.end_token_ids) if forbids else ()
         return SampleSpec(
-            sampling.temperature,
-            sampling.top_p,
-            sampling.top_k,
-            self._seed,
+            *self._head,
             position,
             sampling.min_p,
             sampling.logit_bias,
-            self._penalties(),
-            tuple(self.submission.end_token_ids) if position < sampling.min_tokens else (),
+            penalties,
+            forbidden,
             sampling.top_logprobs,
         )
 

@@ -12,6 +12,7 @@ from loraplex.engine.errors import RequestRefused
 from loraplex.engine.events import Events
 from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.loads import Loads
+from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import Logprobs, Preempted, StepOutput, StepPlan
 from loraplex.engine.protocol import Explained, Sampling, Submit
@@ -20,6 +21,7 @@ from loraplex.engine.request import Piece, Request, Status, Submission, Text, ch
 from loraplex.engine.step_budget import bound_prefills
 from loraplex.engine.waits import Reason, WaitClock, named
 
+_NOTHING = Piece()
 _REASONS: Mapping[Blocked, Reason] = {
     Blocked.SLOTS: "slot",
     Blocked.KV_BLOCKS: "kv",
@@ -73,6 +75,7 @@ class Scheduler:
         self._lengths = lengths
         self._loads = Loads(residency)
         self._outlook = Outlook(config, self._pool, residency, costs, lengths)
+        self._meter = Meter(costs, policy.measured)
         self._clock = WaitClock(0.0)
         self._may_admit = False
         """True once something happened since all that waits was found to be unable to start."""
@@ -168,10 +171,11 @@ class Scheduler:
         self._step += 1
         self._now = now
         self._draft = draft = Draft(self._config.max_step_tokens)
-        self._outlook.begin_step(self._running, draft.computed)
+        self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
         self._may_admit |= self._loads.note_ended(self._requests.values(), now)
         self._plan_decodes(self._running, draft)
-        if len(self._waiting) or len(draft.requests) < len(self._running):
+        may_start = self._may_admit and self.num_running < self._config.max_running
+        if may_start or len(draft.requests) < len(self._running):
             bound_prefills(draft, self._costs, self._config, self._loads.bytes_in_flight, now)
         self._plan_prefills(self._running, draft)
         self._admit(draft, now)
@@ -181,19 +185,19 @@ class Scheduler:
     def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
         """Take what ran, in `step_ms`: advance, finish, free. Returns all events since the last
         commit."""
-        if step_ms > 0:
-            self._learn(step_ms)
+        if step_ms > 0 and plan.chunks:
+            self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
+        requests, tokens, logprobs = self._requests, output.tokens, output.logprobs
         for chunk in plan.chunks:
-            request = self._requests.get(chunk.request_id)
+            key = chunk.request_id
+            request = requests.get(key)
             if request is None:
                 continue  # another choice of the same request failed
             request.num_computed_tokens += len(chunk.token_ids)
-            if request.key in output.failures:
-                message = output.failures[request.key]
-                self._fail(request.submission, "not_finite", message)
-            elif request.key in output.tokens:
-                logprobs = output.logprobs.get(request.key)
-                self._append(request, output.tokens[request.key], logprobs)
+            if key in tokens:
+                self._append(request, tokens[key], logprobs.get(key))
+            elif key in output.failures:
+                self._fail(request.submission, "not_finite", output.failures[key])
         return self.take_events()
 
     def take_events(self) -> Events:
@@ -219,11 +223,14 @@ class Scheduler:
             raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
 
     def _plan_decodes(self, running: list[Request], draft: Draft) -> None:
+        block_size = self._pool.block_size
         for request in list(running):
-            if request.num_tokens_to_compute != 1 or draft.budget == 0:
+            num_tokens = len(request.token_ids)
+            if num_tokens - request.num_computed_tokens != 1 or draft.budget == 0:
                 continue
-            if request.status is Status.RUNNING and self._make_room(request, draft):
-                draft.add(request)
+            has_room = num_tokens <= len(request.block_table) * block_size
+            if request.status is Status.RUNNING and (has_room or self._make_room(request, draft)):
+                draft.add_decode(request)
 
     def _make_room(self, request: Request, draft: Draft) -> bool:
         """Extend its block table by what the next token needs; False if it was preempted itself."""
@@ -256,6 +263,9 @@ class Scheduler:
             self._clock.switch("kv", now)
             return  # what has just been preempted would come back at once
         if not self._may_admit or not len(self._waiting):
+            return
+        if len(self._running) >= self._config.max_running:
+            self._clock.switch("slot", now)
             return
         refusal: Blocked | None = None
         for request in self._waiting.candidates(now, self._outlook):
@@ -324,6 +334,7 @@ class Scheduler:
 
     def _stop(self, request: Request, status: Status) -> None:
         """Take a running choice's blocks and lease, and give back what it was charged too much."""
+        self._meter.flush()
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
         self._pool.release(request.block_table)
         request.lose_blocks()
@@ -341,28 +352,17 @@ class Scheduler:
         self._waiting.put_back(request)
         self._num_waiting_tokens += request.num_queued_tokens
 
-    def _learn(self, step_ms: float) -> None:
-        """Divide the time of the step among its requests, and learn from it."""
-        draft = self._draft
-        self._outlook.note_step(step_ms)
-        self._costs.observe(draft.features(self._loads.bytes_in_flight), step_ms)
-        shares = self._costs.shares(draft.rows(), step_ms)
-        keys = [request.key for request in draft.requests]
-        self._waiting.measured(dict(zip(keys, shares, strict=True)))
-
     def _append(self, request: Request, token_id: int, logprobs: Logprobs | None) -> None:
         request.token_ids.append(token_id)
-        text, piece = request.text, Piece()
-        ends = request.may_end and token_id in request.submission.end_token_ids
-        if not ends:
-            piece = text.push(token_id, logprobs)
-        is_full = request.num_output_tokens >= request.submission.sampling.max_tokens
+        submission, text = request.submission, request.text
+        ends = token_id in submission.end_token_ids and request.may_end
+        piece = _NOTHING if ends else text.push(token_id, logprobs)
         if ends or text.stopped:
             self._events.add_token(request, token_id, piece + text.end(), "stop")
             self._finish(request)
-        elif is_full:
+        elif request.num_output_tokens >= submission.submit.sampling.max_tokens:
             self._events.add_token(request, token_id, piece + text.end(), "length")
-            request.submission.was_cut = True
+            submission.was_cut = True
             self._finish(request)
         else:
             self._events.add_token(request, token_id, piece, None)

@@ -29,7 +29,7 @@ class TenantQueue:
     ) -> None:
         self.weight = weight
         self.clock = clock
-        self._max_skips = max_skips
+        self.max_skips = max_skips
         self._attained_ms = attained_ms
         self._by_age: OrderedDict[str, Request] = OrderedDict()
         self._preempted: OrderedDict[str, Request] = OrderedDict()
@@ -88,7 +88,7 @@ class TenantQueue:
         for request in self._preempted.values():
             if state(request) in wanted:
                 return request
-        if self._num_skips >= self._max_skips and self._by_age:
+        if self._num_skips >= self.max_skips and self._by_age:
             oldest = self._oldest()
             found = state(oldest)
             if found in wanted:

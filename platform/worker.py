@@ -23,6 +23,7 @@ from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine import memory
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
+from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
 from loraplex.engine.config import ModelConfig, SchedulerConfig, Targets
 from loraplex.engine.core import Engine, StepReport
@@ -59,6 +60,17 @@ class Worker:
 
     loop: EngineLoop
     server: StreamServer
+    transfers: Transfers
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """An engine with what it was made of."""
+
+    engine: Engine[StepBatch]
+    mailbox: Mailbox
+    scheduler: Scheduler
+    residency: Residency
     transfers: Transfers
 
 
@@ -156,25 +168,12 @@ def _compose(
     settings: Settings, model: LoadedModel, security: Security, loop: asyncio.AbstractEventLoop
 ) -> Worker:
     sizes = _sizes(settings, model)
-    mailbox, residency = Mailbox(), Residency(sizes.adapter_bytes)
     tokenizer_json, chat_template, special_tokens = export_tokenizer(model.path)
-    scheduler = _scheduler(settings, model, sizes, residency, tokenizer_json)
-    metrics = WorkerMetrics(CollectorRegistry(), scheduler, residency, sizes.num_blocks)
-    store = AdapterStore(settings.adapters_dir)
     cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
     runner = ModelRunner(model, sizes.num_blocks, settings.block_size, cpu_lora)
-
-    def load(digest: str) -> AdapterWeights:
-        return runner.locate(
-            weights.load(store, digest, model.shapes, dtype=model.dtype, device=model.config.device)
-        )
-
-    transfers = Transfers(load, mailbox.wake)
-    # What a digest names never changes, so its header is read once.
-    num_bytes = lru_cache(maxsize=None)(
-        partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
-    )
-    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, time.monotonic)
+    parts = compose_engine(settings, model, runner, sizes, tokenizer_json)
+    mailbox = parts.mailbox
+    metrics = WorkerMetrics(CollectorRegistry(), parts.scheduler, parts.residency, sizes.num_blocks)
     info = ModelInfo(
         name=model.config.name,
         max_model_len=sizes.max_model_len,
@@ -194,7 +193,33 @@ def _compose(
         _log_step(report)
         loop.call_soon_threadsafe(server.publish, report)
 
-    return Worker(EngineLoop(engine, mailbox, publish), server, transfers)
+    return Worker(EngineLoop(parts.engine, mailbox, publish), server, parts.transfers)
+
+
+def compose_engine(
+    settings: Settings,
+    model: LoadedModel,
+    runner: ModelRunner,
+    sizes: memory.PoolSizes,
+    tokenizer_json: bytes,
+) -> EngineParts:
+    """Put an engine together over a runner; its adapters are those of the data directory."""
+    mailbox, residency = Mailbox(), Residency(sizes.adapter_bytes)
+    scheduler = _scheduler(settings, model, sizes, residency, tokenizer_json)
+    store = AdapterStore(settings.adapters_dir)
+
+    def load(digest: str) -> AdapterWeights:
+        return runner.locate(
+            weights.load(store, digest, model.shapes, dtype=model.dtype, device=model.config.device)
+        )
+
+    transfers = Transfers(load, mailbox.wake)
+    # What a digest names never changes, so its header is read once.
+    num_bytes = lru_cache(maxsize=None)(
+        partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
+    )
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, time.monotonic)
+    return EngineParts(engine, mailbox, scheduler, residency, transfers)
 
 
 def _shapes(model: LoadedModel) -> LinearShapes:

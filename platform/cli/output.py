@@ -1,6 +1,7 @@
 """How commands print data: aligned tables for people, JSON lines for programs."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -44,3 +45,11 @@ def _plain(value: object) -> str:
     if isinstance(value, datetime):
         return value.isoformat()
     raise TypeError(f"no JSON for {type(value)}")
+
+
+def show_progress(progress: str) -> None:
+    """Say on stderr how far a command is: over the last time on a terminal, else a line each."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r\x1b[2K{progress}", err=True, nl=False)
+    else:
+        typer.echo(progress, err=True)

@@ -13,6 +13,7 @@ from loraplex.adapters.weights import AdapterWeights, LoraPair
 from loraplex.engine.model import LoadedModel, load_model
 from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
 from loraplex.engine.runner import ModelRunner
+from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.settings import Settings
 from loraplex.platform.worker import model_config
 
@@ -50,8 +51,12 @@ def measure_steps(
     torch.set_num_threads(settings.threads or 1)
     model = load_model(model_config(settings))
     blocks_each = -(-(CONTEXT_TOKENS + 1) // settings.block_size)
-    runner = ModelRunner(model, blocks_each * max(batch_sizes), settings.block_size)
-    adapters = _random_adapters(model, max(batch_sizes))
+    cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
+    runner = ModelRunner(model, blocks_each * max(batch_sizes), settings.block_size, cpu_lora)
+    adapters = {
+        key: runner.locate(weights)
+        for key, weights in _random_adapters(model, max(batch_sizes)).items()
+    }
     for batch_size in batch_sizes:
         keys = list(adapters)[:batch_size]
         variants: dict[int, list[AdapterKey | None]] = {

@@ -8,7 +8,7 @@ from loraplex.engine.request import Request
 
 class Runtime:
     """Asks a policy for candidates only so many steps after one of them was admitted, or while
-    nothing runs; tells others what each request had of a step."""
+    nothing runs; tells others what each request had of steps."""
 
     def __init__(
         self,
@@ -24,6 +24,10 @@ class Runtime:
 
     def __len__(self) -> int:
         return len(self._policy)
+
+    def step(self) -> None:
+        """A step has run."""
+        self._steps_since += 1
 
     def add(self, request: Request, now: float) -> None:
         """See `AdmissionPolicy`; so with all others."""
@@ -53,8 +57,7 @@ class Runtime:
         self._policy.blocked(request, by)
 
     def measured(self, shares_ms: Mapping[str, float]) -> None:
-        """Pass on: a step has run."""
-        self._steps_since += 1
+        """Pass on, and tell."""
         self._on_shares(shares_ms)
         self._policy.measured(shares_ms)
 

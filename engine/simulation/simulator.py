@@ -79,10 +79,11 @@ class Simulation:
         self.costs = CostModel(Subject("simulated", device.name))
         """What the scheduler has learned about the device."""
         self._rng = np.random.default_rng(load.seed)
+        self._runtime = Runtime(policy, device.steps_between_joins, self._take_shares)
         self._scheduler = Scheduler(
             _config(device, load),
             residency,
-            Runtime(policy, device.steps_between_joins, self._take_shares),
+            self._runtime,
             lambda _: _NoText(),
             frozenset({_END}),
             self.costs,
@@ -103,7 +104,6 @@ class Simulation:
         }
         self._run = Run(list(self._records.values()), last_arrival_s=load.requests[-1].arrival_s)
         self._num_arrived = self._num_cancelled = 0
-        self._started_s = 0.0
 
     def run(self, show: Callable[[float, float], None] = lambda _at, _until: None) -> Run:
         """Run until every request has ended; `show` is told simulated seconds and the last arrival.
@@ -167,23 +167,24 @@ class Simulation:
         if self._load.noise:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
         self._count(plan, step, ms)
-        self._started_s = now
+        for chunk in plan.chunks:
+            record = self._records[chunk.request_id]
+            if record.started_s is None:
+                record.started_s = now
         output = StepOutput({c.request_id: self._sample(c) for c in plan.chunks if c.sample}, {})
         started = perf_counter()
         events = self._scheduler.commit(plan, output, ms)
         self._run.planner_us.append((plan_s + perf_counter() - started) * 1e6)
         done = now + ms / 1e3
         self._note(events, done)
+        self._runtime.step()
         self._after_step()
         return done
 
     def _take_shares(self, shares_ms: Mapping[str, float]) -> None:
-        """What part of a step's time each request had."""
+        """What part of some steps' time each request had."""
         for key, share_ms in shares_ms.items():
-            record = self._records[key]
-            record.machine_ms += share_ms
-            if record.started_s is None:
-                record.started_s = self._started_s
+            self._records[key].machine_ms += share_ms
 
     def _sample(self, chunk: Chunk) -> int:
         assert chunk.sample is not None

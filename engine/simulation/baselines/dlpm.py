@@ -1,6 +1,6 @@
 """DLPM (https://arxiv.org/abs/2501.14312): deficits over longest prefix matches."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from loraplex.engine.admission import AdmissionView, FirstComeFirstServed
 from loraplex.engine.request import Request
@@ -23,6 +23,8 @@ class DeficitPrefixMatch(FirstComeFirstServed):
         self._output_price = output_price
         self._credits: dict[str, float] = {}
         self._running: dict[str, Request] = {}
+        self._charged: dict[str, int] = {}
+        """Output tokens of running requests that are charged."""
 
     def add(self, request: Request, now: float) -> None:
         """Take a request; its tenant starts without credit."""
@@ -32,6 +34,8 @@ class DeficitPrefixMatch(FirstComeFirstServed):
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002
         """Requests of tenants with credit; then quanta, then again."""
         self._goes_on = True
+        for request in self._running.values():
+            self._charge_output(request)
         while self._waiting:
             found = False
             for request in list(self._waiting.values()):
@@ -51,18 +55,18 @@ class DeficitPrefixMatch(FirstComeFirstServed):
         """Charge its prompt."""
         super().admitted(request)
         self._running[request.key] = request
+        self._charged[request.key] = request.num_output_tokens
         self._charge(request, self._prompt_price * request.num_prompt_tokens)
 
-    def measured(self, shares_ms: Mapping[str, float]) -> None:
-        """Charge a token to each request that has decoded in the step."""
-        for key in shares_ms:
-            request = self._running.get(key)
-            if request is not None and request.num_output_tokens > 0:
-                self._charge(request, self._output_price)
-
     def ended(self, request: Request) -> None:
-        """It runs no more."""
-        del self._running[request.key]
+        """Charge what is not charged yet."""
+        self._charge_output(request)
+        del self._running[request.key], self._charged[request.key]
+
+    def _charge_output(self, request: Request) -> None:
+        new = request.num_output_tokens - self._charged[request.key]
+        self._charged[request.key] += new
+        self._charge(request, self._output_price * new)
 
     def _charge(self, request: Request, price: float) -> None:
         self._credits[request.submission.submit.tenant] -= price

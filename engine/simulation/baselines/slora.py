@@ -124,6 +124,8 @@ class VirtualTokenCounter(SloraFirstCome):
         self._output_price = output_price
         self._queues: dict[str, deque[Request]] = {}
         self._loading: set[str] = set()
+        self._charged: dict[str, int] = {}
+        """Output tokens of running requests that are charged."""
         self.counters: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -131,6 +133,7 @@ class VirtualTokenCounter(SloraFirstCome):
 
     def add(self, request: Request, now: float) -> None:  # noqa: ARG002
         """Take a request, and lift its tenant if none of its others waits."""
+        self._charge_outputs()
         tenant = request.submission.submit.tenant
         queue = self._queues.setdefault(tenant, deque())
         counter = self.counters.setdefault(tenant, 0.0)
@@ -150,6 +153,7 @@ class VirtualTokenCounter(SloraFirstCome):
     def heads(self) -> Iterator[Request]:
         """The first request of the tenant with the smallest counter."""
         self._loading.clear()
+        self._charge_outputs()
         while True:
             waiting = [t for t, has in self._queues.items() if has and t not in self._loading]
             if not waiting:
@@ -159,6 +163,7 @@ class VirtualTokenCounter(SloraFirstCome):
     def admitted(self, request: Request) -> None:
         """Charge its prompt."""
         super().admitted(request)
+        self._charged[request.key] = max(0, request.num_output_tokens - 1)
         self._charge(request, self._prompt_price * request.num_prompt_tokens)
 
     def blocked(self, request: Request, by: Blocked) -> None:
@@ -166,13 +171,21 @@ class VirtualTokenCounter(SloraFirstCome):
         super().blocked(request, by)
         self._loading.add(request.submission.submit.tenant)
 
-    def measured(self, shares_ms: Mapping[str, float]) -> None:
-        """Charge a token to each request that has decoded in the step."""
-        for key in shares_ms:
-            request = self._running.get(key)
-            # The first token comes from the prompt's last step.
-            if request is not None and request.num_output_tokens > 0:
-                self._charge(request, self._output_price)
+    def ended(self, request: Request) -> None:
+        """Charge what is not charged yet."""
+        self._charge_output(request)
+        del self._charged[request.key]
+        super().ended(request)
+
+    def _charge_outputs(self) -> None:
+        for request in self._running.values():
+            self._charge_output(request)
+
+    def _charge_output(self, request: Request) -> None:
+        """Charge the tokens that were decoded; the first comes with the prompt."""
+        decoded = max(0, request.num_output_tokens - 1)
+        self._charge(request, self._output_price * (decoded - self._charged[request.key]))
+        self._charged[request.key] = decoded
 
     def _charge(self, request: Request, price: float) -> None:
         submit = request.submission.submit

@@ -18,10 +18,10 @@ def one_at_a_time(load: list[TraceRequest]) -> Setup:
 
 
 def test_vtc_serves_by_counters_as_computed_by_hand() -> None:
-    # a's request costs 10 + 2 · 4, b's 4 + 2 · 1: the first output token comes with the prompt.
-    load = [TraceRequest(0, "a", 10, 5)] * 3 + [TraceRequest(0, "b", 4, 2)] * 4
-    # Counters before each: 0 0, 18 0, 18 6, 18 12, 18 18 (a, who came first), 36 18, then a's last.
-    assert order(one_at_a_time(load), "vtc") == list("abbbaba")
+    # Requests cost 10 + 2 · 4 and 4 + 2 · 4: the first output token comes with the prompt.
+    load = [TraceRequest(0, "a", 10, 5)] * 3 + [TraceRequest(0, "b", 4, 5)] * 4
+    # Counters of a and b before each: 0 0, 18 0, 18 12, 18 24, 36 24, 36 36 (a came first), 54 36
+    assert order(one_at_a_time(load), "vtc") == list("abbabab")
 
 
 def test_vtc_lifts_a_tenant_that_comes_back_to_those_that_wait() -> None:

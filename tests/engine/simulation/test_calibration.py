@@ -10,9 +10,7 @@ from loraplex.engine.simulation.workload import Generated, generate
 
 
 def test_the_times_of_a_device_are_found_in_the_log_of_a_run_on_it() -> None:
-    times = LinearTimes(
-        constant_ms=30.0, prompts_ms=50.0, prompt_token_ms=0.2, kv_token_ms=0.0015
-    )
+    times = LinearTimes(constant_ms=30.0, prompts_ms=50.0, prompt_token_ms=0.2, kv_token_ms=0.0015)
     device = replace(worlds.device(kv_tokens=10_000, max_step_tokens=3000), times=times)
     spec = Generated(4, 2.5, 120.0, mean_prompt_tokens=130.0, mean_output_tokens=200.0)
     load = tuple(replace(r, output_tokens=min(r.output_tokens, 600)) for r in generate(spec, 0))

@@ -60,6 +60,7 @@ def test_one_tenant_bursts_and_the_others_do_as_before() -> None:
     burst, burster = with_burst(requests, 10, seed=0), bursting_tenant(requests)
     before, after = (Counter(r.tenant for r in each) for each in (requests, burst))
     assert after[burster] == 10 * before[burster]
+    assert len({r.arrival_s for r in burst if r.tenant == burster}) == after[burster]
     assert {t: n for t, n in after.items() if t != burster} == {
         t: n for t, n in before.items() if t != burster
     }

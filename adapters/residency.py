@@ -5,13 +5,14 @@
       └─────── fail_load ───────┴───── evicted by a load ──┘
 
 A second request for an adapter that is loading joins that load; one key never loads twice at a
-time. Resident adapters without a lease may be evicted, the least recently used first.
+time. Resident adapters without a lease may be evicted, by default the least recently used first.
 """
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from loraplex.adapters.errors import ResidencyViolation
+from loraplex.adapters.eviction import Eviction, LeastRecentlyUsed
 from loraplex.adapters.spec import AdapterKey
 
 
@@ -37,8 +38,9 @@ class _Entry:
 class Residency:
     """Accounts for the memory of adapters. Belongs to one thread."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, eviction: Eviction | None = None) -> None:
         self._capacity_bytes = capacity_bytes
+        self._eviction = eviction or LeastRecentlyUsed()
         self._held_bytes = 0
         self._evictable_bytes = 0
         # From the least to the most recently used.
@@ -93,6 +95,7 @@ class Residency:
         evicted = self._evict(num_bytes)
         self._entries[key] = _Entry(num_bytes)
         self._held_bytes += num_bytes
+        self._eviction.loaded(key, num_bytes)
         return evicted
 
     def finish_load(self, key: AdapterKey) -> None:
@@ -113,6 +116,7 @@ class Residency:
         if entry.leases == 0:
             self._evictable_bytes -= entry.num_bytes
         entry.leases += 1
+        self._eviction.used(key)
         self._touch(key)
 
     def release(self, key: AdapterKey) -> None:
@@ -137,18 +141,21 @@ class Residency:
         )
 
     def _evict(self, num_bytes: int) -> tuple[AdapterKey, ...]:
-        evicted: list[AdapterKey] = []
         missing = num_bytes - self.free_bytes
-        for key, entry in self._entries.items():
+        if missing <= 0:
+            return ()
+        evicted: list[AdapterKey] = []
+        candidates = [key for key, entry in self._entries.items() if entry.evictable]
+        for key in self._eviction.order(candidates):
             if missing <= 0:
                 break
-            if entry.evictable:
-                evicted.append(key)
-                missing -= entry.num_bytes
+            evicted.append(key)
+            missing -= self._entries[key].num_bytes
         for key in evicted:
             num_evicted = self._entries.pop(key).num_bytes
             self._held_bytes -= num_evicted
             self._evictable_bytes -= num_evicted
+            self._eviction.evicted(key)
         return tuple(evicted)
 
     def _touch(self, key: AdapterKey) -> None:

@@ -106,6 +106,11 @@ class FairShare:
         return list(self._eligible)
 
     @property
+    def waiting(self) -> set[str]:
+        """Tenants that have a request that could run, were it their turn."""
+        return {tenant for tenant, account in self._accounts.items() if account.waits}
+
+    @property
     def can_refill(self) -> bool:
         """True if tenants wait and none of them is eligible: only then may deficits grow."""
         return self._num_waiting > 0 and not self._eligible

@@ -60,6 +60,6 @@ class Run:
     critical_bytes: int = 0
     """Of loads that a request waited for."""
     planner_us: list[float] = field(default_factory=list)
-    """Processor time of planning and committing each step."""
+    """Wall time of planning and committing each step, of this machine."""
     bound_used: float | None = None
     """The largest part of the policy's bound on unfairness that was used; None if it has none."""

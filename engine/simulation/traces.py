@@ -37,7 +37,7 @@ def read_trace(path: Path) -> tuple[TraceRequest, ...]:
     | Azure | TIMESTAMP,ContextTokens,GeneratedTokens | Azure/AzurePublicDataset; one tenant |
     | Mooncake | a JSON object with timestamp in ms | kvcache-ai/Mooncake; one tenant |
 
-    Raises TraceInvalid, naming file and line.
+    Raises TraceInvalid, naming the file and where.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -63,13 +63,16 @@ def _at(request: TraceRequest, arrival_s: float) -> TraceRequest:
 
 
 def _checked(path: Path, requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
-    number = 1
+    num_read = 0
     try:
-        for number, request in enumerate(requests, 2):  # noqa: B007  told in errors
+        for request in requests:
+            num_read += 1
             if request.prompt_tokens > 0 and request.output_tokens > 0:
                 yield request
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceInvalid(f"trace {path}: line {number + 1} cannot be read: {error!r}") from error
+        raise TraceInvalid(
+            f"trace {path}: the request after the first {num_read} cannot be read: {error!r}"
+        ) from error
 
 
 def _read_tenants(tenant_field: str) -> Callable[[Iterable[str]], Iterator[TraceRequest]]:

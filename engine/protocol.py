@@ -8,12 +8,14 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
 ADAPTER_MISMATCH = "adapter_mismatch"
 """Code of `Failed` for an adapter that does not fit the worker's base model."""
+ServiceTier = Literal["priority", "default", "flex"]
+"""Before others of its tenant; as they come; on what nobody else can use."""
 RejectionCode = Literal["overloaded", "refused", "draining"]
 
 
@@ -73,10 +75,20 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     sampling: Sampling
     weight: float = 1.0
     """The tenant's share, relative to other tenants."""
+    service_tier: ServiceTier = "default"
+    program: str = ""
+    """What the request is a part of, in the tenant's own words: of programs that wait, the one that
+    has had least of the machine goes first."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """The client left: free the request within one step. Answered by `Finished`."""
+
+    request_id: str
+
+
+class Why(msgspec.Struct, frozen=True, tag="why"):
+    """Ask why an open request waits. Answered by `Explained`, unless the request has ended."""
 
     request_id: str
 
@@ -87,7 +99,7 @@ class MetricsQuery(msgspec.Struct, frozen=True, tag="metrics_query"):
     query_id: int
 
 
-GatewayMessage = Hello | Submit | Abort | MetricsQuery
+GatewayMessage = Hello | Submit | Abort | Why | MetricsQuery
 
 
 class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +206,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt once, as far as it was computed, and the output of all choices."""
     queue_ms: float = 0.0
     """From arrival at the worker to the first step that computed any of it, or to its end."""
+    waited_ms: dict[str, float] = {}
+    """How long its first choice waited, by reason (`engine.waits.Reason`); waiting after a
+    preemption counts too."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +220,18 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class Explained(msgspec.Struct, frozen=True, kw_only=True):
+    """How an open request stands."""
+
+    request_id: str
+    state: Literal["waiting", "running"]
+    """Of its first choice that has not ended."""
+    waits_for: str | None
+    """One of `engine.waits.Reason`, while it waits."""
+    waited_ms: dict[str, float]
+    """As in `Finished`, so far."""
+
+
 class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     """All that one engine step has for one gateway."""
 
@@ -214,6 +241,7 @@ class StepFrame(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     tokens: tuple[Tokens, ...] = ()
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
+    explained: tuple[Explained, ...] = ()
 
 
 class MetricsText(msgspec.Struct, frozen=True, tag="metrics_text"):

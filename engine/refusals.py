@@ -1,7 +1,9 @@
 """Requests that could never run, and why."""
 
+from math import inf
+
 from loraplex.engine.config import SchedulerConfig
-from loraplex.engine.errors import RequestRefused
+from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import Submit
 
 
@@ -39,9 +41,26 @@ def refuse_impossible(
             raise RequestRefused(
                 f"{field} has a token id outside 0 to {config.vocab_size - 1}", field
             )
+    if not 0 < submit.weight < inf:
+        raise RequestRefused(f"the weight is {submit.weight}; it must be above 0", "weight")
     if adapter_bytes > capacity_bytes:
         raise RequestRefused(
             f"the adapter needs {adapter_bytes} bytes; the worker has {capacity_bytes} for "
             "adapters",
             "model",
+        )
+
+
+def refuse_overload(
+    submit: Submit, config: SchedulerConfig, num_waiting: int, num_waiting_tokens: int
+) -> None:
+    """Raise EngineOverloaded if the queue has no room for the request."""
+    if (
+        num_waiting + submit.sampling.n > config.max_waiting_requests
+        or num_waiting_tokens + len(submit.prompt) > config.max_waiting_tokens
+    ):
+        raise EngineOverloaded(
+            f"{num_waiting} requests with {num_waiting_tokens} prompt tokens wait already; retry "
+            "later",
+            retry_after_s=1.0,
         )

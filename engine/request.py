@@ -1,5 +1,6 @@
 """A request as the engine sees it: resumable values plus where their computation stands."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -8,6 +9,9 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import Logprobs, Penalties, SampleSpec
 from loraplex.engine.protocol import Sampling, Submit, TokenLogprob, Usage
 from loraplex.engine.seeds import choice_seed
+from loraplex.engine.waits import Reason, WaitClock
+
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,12 @@ class Submission:
     """Device memory of its adapter; 0 for the base model."""
     end_token_ids: frozenset[int]
     """Tokens that end a choice."""
+    first_token_due_s: float
+    """Arrival plus the target of its tier."""
+    clock: WaitClock = field(init=False)
+    """Of its first choice."""
+    waited_ms: Mapping[Reason, float] = field(default_factory=dict)
+    """How long that waited, by reason; set at the end."""
     open: list["Request"] = field(default_factory=list)
     """Choices that have not ended."""
     num_ended_tokens: int = 0
@@ -84,6 +94,11 @@ class Submission:
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
         return self.submit.sampling
+
+    @property
+    def rank(self) -> float:
+        """What its adapter adds to a step, in the cost model's sense: its MiB; 0 for the base."""
+        return self.adapter_bytes / _MIB
 
     def note_computed(self, num_tokens: int) -> None:
         """A choice has so many tokens in the KV cache."""
@@ -118,29 +133,35 @@ class Request:
     submission: Submission
     choice: int
     text: Text
+    clock: WaitClock
+    """Why it waits, while it does."""
     token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     status: Status = Status.WAITING
+    expected_tokens: float = 0.0
+    """Output that is expected of it, as predicted when it was looked at last while it waited."""
+    key: str = field(init=False)
+    """Identity of the choice, unique among those open."""
+    adapter: AdapterKey | None = field(init=False)
+    """What it runs on, pinned at admission."""
+    _blocks: tuple[int, ...] = field(init=False, default=())
+    num_prompt_tokens: int = field(init=False)
+    """Tokens that the client sent."""
+    _head: tuple[float, float, int, int] = field(init=False)
+    _is_plain: bool = field(init=False)
+    """True if of what says how its next token is drawn only the position changes."""
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.submission.submit.prompt)
-
-    @property
-    def key(self) -> str:
-        """Identity of the choice, unique among those open."""
-        return choice_key(self.submission.request_id, self.choice)
-
-    @property
-    def adapter(self) -> AdapterKey | None:
-        """What it runs on, pinned at admission."""
         submit = self.submission.submit
-        return None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens that the client sent."""
-        return len(self.submission.submit.prompt)
+        self.token_ids = list(submit.prompt)
+        self.key = choice_key(submit.request_id, self.choice)
+        self.adapter = None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
+        self.num_prompt_tokens = len(submit.prompt)
+        sampling = submit.sampling
+        seed = choice_seed(sampling.seed, self.choice)
+        self._head = sampling.temperature, sampling.top_p, sampling.top_k, seed
+        self._is_plain = not sampling.min_tokens and self._penalties() is None
 
     @property
     def num_queued_tokens(self) -> int:
@@ -167,21 +188,35 @@ class Request:
         """False while the newest token is one of those that end no choice."""
         return self.num_output_tokens > self.submission.sampling.min_tokens
 
+    def blocks(self) -> tuple[int, ...]:
+        """Its block table as a value. A table grows, or is emptied and begins anew."""
+        if len(self._blocks) != len(self.block_table):
+            self._blocks = tuple(self.block_table)
+        return self._blocks
+
+    def lose_blocks(self) -> None:
+        """Nothing of it is in the KV cache any more."""
+        self._blocks = ()
+        self.num_computed_tokens = 0
+
     def sample_spec(self) -> SampleSpec:
         """How its next token is drawn."""
-        sampling, position = self.submission.sampling, self.num_output_tokens
-        forbidden = position < sampling.min_tokens
+        position = len(self.token_ids) - self.num_prompt_tokens
+        sampling = self.submission.submit.sampling
+        penalties: Penalties | None = None
+        forbidden: tuple[int, ...] = ()
+        if not self._is_plain:
+            penalties = self._penalties()
+            forbids = position < sampling.min_tokens
+            forbidden = tuple(self.submission.end_token_ids) if forbids else ()
         return SampleSpec(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=choice_seed(sampling.seed, self.choice),
-            position=position,
-            min_p=sampling.min_p,
-            logit_bias=sampling.logit_bias,
-            penalties=self._penalties(),
-            forbidden_ids=tuple(self.submission.end_token_ids) if forbidden else (),
-            num_top_logprobs=sampling.top_logprobs,
+            *self._head,
+            position,
+            sampling.min_p,
+            sampling.logit_bias,
+            penalties,
+            forbidden,
+            sampling.top_logprobs,
         )
 
     def _penalties(self) -> Penalties | None:

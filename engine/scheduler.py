@@ -1,69 +1,54 @@
 """Who runs in the next step, and what follows from what ran. Pure Python; time is an argument."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import AdmissionPolicy
-from loraplex.engine.config import SchedulerConfig
-from loraplex.engine.errors import EngineOverloaded, RequestRefused
+from loraplex.engine.admission import AdmissionPolicy, Blocked
+from loraplex.engine.config import SchedulerConfig, Targets
+from loraplex.engine.costs_port import OutputLengths, StepCosts
+from loraplex.engine.draft import Draft
+from loraplex.engine.errors import RequestRefused
 from loraplex.engine.events import Events
 from loraplex.engine.kv_blocks import BlockPool
-from loraplex.engine.plan import Chunk, Logprobs, StepOutput, StepPlan
-from loraplex.engine.protocol import Sampling, Submit
-from loraplex.engine.refusals import refuse_impossible
+from loraplex.engine.loads import Loads
+from loraplex.engine.meter import Meter
+from loraplex.engine.outlook import Outlook
+from loraplex.engine.plan import Logprobs, Preempted, StepOutput, StepPlan
+from loraplex.engine.protocol import Explained, Sampling, Submit
+from loraplex.engine.refusals import refuse_impossible, refuse_overload
 from loraplex.engine.request import Piece, Request, Status, Submission, Text, choice_key
-from loraplex.engine.shared_prompt import shareable_blocks
+from loraplex.engine.step_budget import bound_prefills
+from loraplex.engine.waits import Reason, WaitClock, named
 
-
-@dataclass(slots=True)
-class _Draft:
-    """The plan of one step while it is being made."""
-
-    budget: int
-    chunks: list[Chunk] = field(default_factory=list)
-    loads: list[AdapterKey] = field(default_factory=list)
-    evictions: list[AdapterKey] = field(default_factory=list)
-    num_preempted: int = 0
-    ends: dict[str, int] = field(default_factory=dict)
-
-    def computed(self, request: Request) -> int:
-        """Tokens of a running choice that are in the KV cache after this step."""
-        return self.ends.get(request.key, request.num_computed_tokens)
-
-    def add(self, request: Request) -> None:
-        """Give the request as much of the step as it can use."""
-        num_tokens = min(request.num_tokens_to_compute, self.budget)
-        start = request.num_computed_tokens
-        completes = start + num_tokens == request.num_tokens
-        self.chunks.append(
-            Chunk(
-                request_id=request.key,
-                adapter=request.adapter,
-                token_ids=tuple(request.token_ids[start : start + num_tokens]),
-                start=start,
-                block_table=tuple(request.block_table),
-                sample=request.sample_spec() if completes else None,
-            )
-        )
-        self.ends[request.key] = start + num_tokens
-        self.budget -= num_tokens
+_NOTHING = Piece()
+_REASONS: Mapping[Blocked, Reason] = {
+    Blocked.SLOTS: "slot",
+    Blocked.KV_BLOCKS: "kv",
+    Blocked.ADAPTER_MEMORY: "adapter_memory",
+    Blocked.STEP: "step",
+}
 
 
 class Scheduler:
     """Continuous batching with chunked prefill.
 
     Each step first gives every decoding request its one token, then goes on with prompts that
-    have begun, then admits waiting requests in the order of the policy. A request holds KV blocks
-    for all its known tokens from admission on, so only decodes can run out of blocks; then the
-    request admitted last gives up its own and is recomputed later.
+    have begun, then admits waiting requests in the order of the policy; how much of prompts it
+    computes is bounded by the deadlines of those that decode (`step_budget`). A request holds KV
+    blocks for all its known tokens from admission on, so only decodes can run out of blocks; then
+    the request admitted last gives up its own and is recomputed later, or, where the policy does
+    not let the one that needs them push out others, that one.
+
+    Requests that yield (`AdmissionPolicy.yields`) come after all others in each of this, and lose
+    what they hold to any other that needs it.
 
     Each choice of a request is scheduled by itself, and holds the blocks of the prompt in common
     with the others (`shared_prompt`).
 
-    Invariant: the request admitted first is never preempted, and the pool holds one request of
-    the longest length, so some request always advances.
+    Invariant: the pool holds one request of the longest length, and a request has got a token
+    between its admission and whatever pushes it out, unless others get theirs for it; so some
+    request always advances.
     """
 
     def __init__(
@@ -73,6 +58,8 @@ class Scheduler:
         policy: AdmissionPolicy,
         new_text: Callable[[Sampling], Text],
         eos_token_ids: frozenset[int],
+        costs: StepCosts,
+        lengths: OutputLengths,
     ) -> None:
         self._config = config
         self._residency = residency
@@ -83,14 +70,25 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._submissions: dict[str, Submission] = {}
         self._running: list[Request] = []
+        self._yielding: list[Request] = []
+        self._costs = costs
+        self._lengths = lengths
+        self._loads = Loads(residency)
+        self._outlook = Outlook(config, self._pool, residency, costs, lengths)
+        self._meter = Meter(costs, policy.measured)
+        self._clock = WaitClock(0.0)
+        self._may_admit = False
+        """True once something happened since all that waits was found to be unable to start."""
+        self._draft = Draft(0)
         self._num_waiting_tokens = 0
         self._step = 0
+        self._now = 0.0
         self._events = Events()
 
     @property
     def num_running(self) -> int:
         """Choices that hold KV blocks."""
-        return len(self._running)
+        return len(self._running) + len(self._yielding)
 
     @property
     def num_waiting(self) -> int:
@@ -115,26 +113,23 @@ class Scheduler:
         self._refuse_open(submit)
         refuse_impossible(submit, self._config, adapter_bytes, self._residency.capacity_bytes)
         config, num_tokens = self._config, len(submit.prompt)
-        if (
-            len(self._waiting) + submit.sampling.n > config.max_waiting_requests
-            or self._num_waiting_tokens + num_tokens > config.max_waiting_tokens
-        ):
-            raise EngineOverloaded(
-                f"{len(self._waiting)} requests with {self._num_waiting_tokens} prompt tokens wait "
-                "already; retry later",
-                retry_after_s=1.0,
-            )
+        refuse_overload(submit, config, len(self._waiting), self._num_waiting_tokens)
         sampling = submit.sampling
         eos = frozenset() if sampling.ignore_eos else self._eos_token_ids
-        submission = Submission(submit, now, adapter_bytes, eos | {*sampling.stop_token_ids})
+        due_s = now + config.targets.get(submit.service_tier, Targets()).ttft_ms / 1e3
+        submission = Submission(submit, now, adapter_bytes, eos | {*sampling.stop_token_ids}, due_s)
         submission.open = [
-            Request(submission, choice, self._new_text(sampling)) for choice in range(sampling.n)
+            Request(submission, choice, self._new_text(sampling), WaitClock(now, self._clock))
+            for choice in range(sampling.n)
         ]
+        submission.clock = submission.open[0].clock
         self._submissions[submit.request_id] = submission
         for request in submission.open:
             self._requests[request.key] = request
-            self._waiting.add(request)
+            self._loads.join(request, now)
+            self._waiting.add(request, now)
         self._num_waiting_tokens += num_tokens
+        self._may_admit = True
 
     def abort(self, request_id: str, now: float) -> None:
         """End a request now; unknown ids are ignored, since it may just have ended."""
@@ -142,8 +137,21 @@ class Scheduler:
         if submission is not None:
             if submission.waited_until_s is None:
                 submission.waited_until_s = now
-            self._end_all(submission)
+            self._end_all(submission, now)
             self._events.add_finished(submission, "abort")
+
+    def explain(self, request_id: str, now: float) -> Explained | None:
+        """Why an open request waits, or waited until it ran; None if it is not open."""
+        submission = self._submissions.get(request_id)
+        if submission is None:
+            return None
+        first, clock = submission.open[0], submission.clock
+        return Explained(
+            request_id=request_id,
+            state="running" if first.status is Status.RUNNING else "waiting",
+            waits_for=None if first.status is Status.RUNNING else first.clock.reason(),
+            waited_ms=named(clock.sums_ms(now)),
+        )
 
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
@@ -161,33 +169,35 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
         self._step += 1
-        draft = _Draft(self._config.max_step_tokens)
-        self._plan_decodes(draft)
-        self._plan_prefills(draft)
-        if not draft.num_preempted:
-            self._admit(draft, now)
-        return StepPlan(
-            step=self._step,
-            chunks=tuple(sorted(draft.chunks, key=_by_adapter)),
-            loads=tuple(draft.loads),
-            evictions=tuple(draft.evictions),
-            num_preempted=draft.num_preempted,
-        )
+        self._now = now
+        self._draft = draft = Draft(self._config.max_step_tokens)
+        self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
+        self._may_admit |= self._loads.note_ended(self._requests.values(), now)
+        self._plan_decodes(self._running, draft)
+        may_start = self._may_admit and self.num_running < self._config.max_running
+        if may_start or len(draft.requests) < len(self._running):
+            bound_prefills(draft, self._costs, self._config, self._loads.bytes_in_flight, now)
+        self._plan_prefills(self._running, draft)
+        self._admit(draft, now)
+        self._plan_yielding(draft)
+        return draft.plan(self._step)
 
-    def commit(self, plan: StepPlan, output: StepOutput) -> Events:
-        """Take what ran: advance, finish, free. Returns all events since the last commit."""
+    def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
+        """Take what ran, in `step_ms`. Returns all events since the last commit."""
+        if step_ms > 0 and plan.chunks:
+            self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
+        requests, tokens, logprobs = self._requests, output.tokens, output.logprobs
         for chunk in plan.chunks:
-            request = self._requests.get(chunk.request_id)
+            key = chunk.request_id
+            request = requests.get(key)
             if request is None:
                 continue  # another choice of the same request failed
             request.num_computed_tokens += len(chunk.token_ids)
             request.submission.note_computed(request.num_computed_tokens)
-            if request.key in output.failures:
-                message = output.failures[request.key]
-                self._fail(request.submission, "not_finite", message)
-            elif request.key in output.tokens:
-                logprobs = output.logprobs.get(request.key)
-                self._append(request, output.tokens[request.key], logprobs)
+            if key in tokens:
+                self._append(request, tokens[key], logprobs.get(key))
+            elif key in output.failures:
+                self._fail(request.submission, "not_finite", output.failures[key])
         return self.take_events()
 
     def take_events(self) -> Events:
@@ -199,7 +209,7 @@ class Scheduler:
         """Assert the conservation laws; holds between any two calls."""
         self._pool.check([request.block_table for request in self._requests.values()])
         self._residency.check()
-        assert len(self._running) + len(self._waiting) == len(self._requests)
+        assert self.num_running + len(self._waiting) == len(self._requests)
         waiting = [r for r in self._requests.values() if r.status is Status.WAITING]
         assert self._num_waiting_tokens == sum(r.num_queued_tokens for r in waiting)
         in_submissions = [r for s in self._submissions.values() for r in s.open]
@@ -212,62 +222,104 @@ class Scheduler:
         if submit.request_id in self._submissions or any(key in self._requests for key in keys):
             raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
 
-    def _plan_decodes(self, draft: _Draft) -> None:
-        for request in list(self._running):
-            if request.num_tokens_to_compute != 1:
+    def _plan_decodes(self, running: list[Request], draft: Draft) -> None:
+        block_size = self._pool.block_size
+        for request in list(running):
+            num_tokens = len(request.token_ids)
+            if num_tokens - request.num_computed_tokens != 1 or draft.budget == 0:
                 continue
-            if request.status is Status.RUNNING and self._make_room(request, draft):
-                draft.add(request)
+            has_room = num_tokens <= len(request.block_table) * block_size
+            if request.status is Status.RUNNING and (has_room or self._make_room(request, draft)):
+                draft.add_decode(request)
 
-    def _make_room(self, request: Request, draft: _Draft) -> bool:
+    def _make_room(self, request: Request, draft: Draft) -> bool:
         """Extend its block table by what the next token needs; False if it was preempted itself."""
         while self._pool.missing(request.block_table, request.num_tokens) > self._pool.num_free:
-            victim = self._running[-1]
-            self._preempt(victim)
-            draft.num_preempted += 1
+            victim = (self._yielding or self._running)[-1]
+            cost_ms = self._outlook.recompute_ms(victim)
+            if victim is not request and not self._waiting.makes_room(request, victim, cost_ms):
+                victim = request
+            self._preempt(victim, request, draft)
             if victim is request:
                 return False
         self._pool.extend(request.block_table, request.num_tokens)
         return True
 
-    def _plan_prefills(self, draft: _Draft) -> None:
-        for request in self._running:
+    def _plan_prefills(self, running: list[Request], draft: Draft) -> None:
+        for request in running:
             if request.num_tokens_to_compute > 1 and draft.budget > 0:
                 draft.add(request)
 
-    def _admit(self, draft: _Draft, now: float) -> None:
-        for request in self._waiting.candidates(now):
-            # A choice that shares blocks takes hold of them now, before they are gone, and computes
-            # what is left when there is room.
-            shared = shareable_blocks(request, self._pool.block_size, draft.computed)
-            is_full = len(self._running) >= self._config.max_running
-            if is_full or (draft.budget == 0 and not shared):
+    def _plan_yielding(self, draft: Draft) -> None:
+        """Go on with those that yield, once it is known what the others leave."""
+        begun = [request for request in self._yielding if request not in draft.requests]
+        if begun:
+            self._plan_decodes(begun, draft)
+            self._plan_prefills([r for r in begun if r.status is Status.RUNNING], draft)
+
+    def _admit(self, draft: Draft, now: float) -> None:
+        """Start waiting requests, until the policy has no more or the step no room."""
+        if draft.preempted:
+            self._clock.switch("kv", now)
+            return  # what has just been preempted would come back at once
+        if not self._may_admit or not len(self._waiting):
+            return
+        if len(self._running) >= self._config.max_running:
+            self._clock.switch("slot", now)
+            return
+        refusal: Blocked | None = None
+        for request in self._waiting.candidates(now, self._outlook):
+            if self._waiting.yields(request):
+                self._plan_yielding(draft)
+                if draft.preempted:
+                    break
+            refusal = self._try(request, draft, now)
+            if refusal is Blocked.SLOTS or refusal is Blocked.STEP:
                 break
-            state = self._adapter_state(request)
-            if state is State.LOADING:
-                continue
-            if state is State.ABSENT:
-                if not self._residency.can_load(request.submission.adapter_bytes):
-                    break  # those behind it must not keep the memory busy for ever
-                self._start_load(request, draft)
-                continue
-            if self._pool.missing(shared, request.num_tokens) > self._pool.num_free:
-                break
+        else:
+            self._may_admit = False
+        self._clock.switch(self._reason(refusal, draft), now)
+
+    def _reason(self, refusal: Blocked | None, draft: Draft) -> Reason | None:
+        """What keeps those from starting that are not said to wait for a load or their share."""
+        if not len(self._waiting):
+            return None
+        if refusal is Blocked.STEP and draft.is_bounded:
+            return "deadline"
+        return "slot" if refusal is None else _REASONS.get(refusal)
+
+    def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
+        """Start a request, or its load, or tell the policy why it cannot be."""
+        # A choice that shares blocks takes hold of them now, before they are gone, and computes
+        # what is left when there is room.
+        shared = self._outlook.shared(request)
+        refusal = self._refusal(request, shared, draft)
+        if refusal is None:
+            self._waiting.admitted(request)
             self._start(request, shared, now)
             if draft.budget > 0:
                 draft.add(request)
+            return None
+        self._waiting.blocked(request, refusal)
+        is_absent = self._outlook.adapter_state(request) is State.ABSENT
+        if refusal is Blocked.LOADING and is_absent:
+            draft.evictions += self._loads.start(request, self._requests.values(), now)
+            assert request.adapter is not None
+            draft.loads.append(request.adapter)
+        return refusal
 
-    def _adapter_state(self, request: Request) -> State:
-        return State.RESIDENT if request.adapter is None else self._residency.state(request.adapter)
-
-    def _start_load(self, request: Request, draft: _Draft) -> None:
-        assert request.adapter is not None
-        evicted = self._residency.start_load(request.adapter, request.submission.adapter_bytes)
-        draft.evictions.extend(evicted)
-        draft.loads.append(request.adapter)
+    def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
+        """Why it cannot start now. What yields gives way before that is said of another."""
+        if draft.budget == 0 and not shared:
+            return Blocked.STEP
+        refusal = self._outlook.missing(request, shared, self.num_running)
+        may_take = not self._waiting.yields(request)
+        while refusal not in {None, Blocked.LOADING} and may_take and self._yielding:
+            self._preempt(self._yielding[-1], request, draft)
+            refusal = self._outlook.missing(request, shared, self.num_running)
+        return refusal
 
     def _start(self, request: Request, shared: list[int], now: float) -> None:
-        self._waiting.remove(request)
         self._num_waiting_tokens -= request.num_queued_tokens
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
@@ -275,37 +327,42 @@ class Scheduler:
         request.num_computed_tokens = len(shared) * self._pool.block_size
         self._pool.extend(request.block_table, request.num_tokens)
         request.status = Status.RUNNING
+        request.clock.stop(now)
         if request.submission.waited_until_s is None:
             request.submission.waited_until_s = now
-        self._running.append(request)
+        (self._yielding if self._waiting.yields(request) else self._running).append(request)
 
-    def _stop(self, request: Request) -> None:
-        """Take a running choice's blocks and lease."""
-        self._running.remove(request)
+    def _stop(self, request: Request, status: Status) -> None:
+        """Take a running choice's blocks and lease, and give back what it was charged too much."""
+        self._meter.flush()
+        (self._yielding if self._waiting.yields(request) else self._running).remove(request)
         self._pool.release(request.block_table)
+        request.lose_blocks()
         if request.adapter is not None:
             self._residency.release(request.adapter)
+        request.status = status
+        self._waiting.ended(request)
+        self._may_admit = True
 
-    def _preempt(self, request: Request) -> None:
-        self._stop(request)
-        request.num_computed_tokens = 0
-        request.status = Status.WAITING
+    def _preempt(self, request: Request, by: Request, draft: Draft) -> None:
+        recompute_ms = self._outlook.recompute_ms(request)
+        draft.preempted.append(Preempted(request.key, by.key, recompute_ms))
+        self._stop(request, Status.WAITING)
+        request.clock.follow(self._clock, self._now)
         self._waiting.put_back(request)
         self._num_waiting_tokens += request.num_queued_tokens
 
     def _append(self, request: Request, token_id: int, logprobs: Logprobs | None) -> None:
         request.token_ids.append(token_id)
-        text, piece = request.text, Piece()
-        ends = request.may_end and token_id in request.submission.end_token_ids
-        if not ends:
-            piece = text.push(token_id, logprobs)
-        is_full = request.num_output_tokens >= request.submission.sampling.max_tokens
+        submission, text = request.submission, request.text
+        ends = token_id in submission.end_token_ids and request.may_end
+        piece = _NOTHING if ends else text.push(token_id, logprobs)
         if ends or text.stopped:
             self._events.add_token(request, token_id, piece + text.end(), "stop")
             self._finish(request)
-        elif is_full:
+        elif request.num_output_tokens >= submission.submit.sampling.max_tokens:
             self._events.add_token(request, token_id, piece + text.end(), "length")
-            request.submission.was_cut = True
+            submission.was_cut = True
             self._finish(request)
         else:
             self._events.add_token(request, token_id, piece, None)
@@ -313,32 +370,31 @@ class Scheduler:
     def _finish(self, request: Request) -> None:
         """End one choice by itself, and its request with the last."""
         submission = request.submission
+        self._lengths.observe(request.adapter, request.num_output_tokens)
         self._end(request)
         if not submission.open:
+            submission.waited_ms = submission.clock.sums_ms(self._now)
             del self._submissions[submission.request_id]
             self._events.add_finished(submission, "length" if submission.was_cut else "stop")
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
-        self._end_all(submission)
+        self._end_all(submission, self._now)
         self._events.add_failed(submission, code, message)
 
-    def _end_all(self, submission: Submission) -> None:
+    def _end_all(self, submission: Submission, now: float) -> None:
+        submission.waited_ms = submission.clock.sums_ms(now)
         for request in list(submission.open):
             self._end(request)
         del self._submissions[submission.request_id]
 
     def _end(self, request: Request) -> None:
         if request.status is Status.RUNNING:
-            self._stop(request)
+            self._stop(request, Status.FINISHED)
         else:
+            request.status = Status.FINISHED
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens
-        request.status = Status.FINISHED
+            self._may_admit = True
         request.submission.open.remove(request)
         request.submission.num_ended_tokens += request.num_output_tokens
         del self._requests[request.key]
-
-
-def _by_adapter(chunk: Chunk) -> tuple[bool, AdapterKey]:
-    """Base rows first, then each adapter's rows together."""
-    return chunk.adapter is not None, chunk.adapter or AdapterKey("", "")

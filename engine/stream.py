@@ -32,6 +32,7 @@ from loraplex.engine.protocol import (
     StepFrame,
     Submit,
     Welcome,
+    Why,
 )
 
 _log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class StreamServer:
             return
         for gateway in self._gateways:
             frame = events.frame(self._welcome.epoch, report.plan.step, gateway.request_ids)
-            if frame.rejected or frame.tokens or frame.finished or frame.failed:
+            if not _is_empty(frame):
                 gateway.send(frame)
         for request_id in events.ended():
             owner = self._owners.pop(request_id, None)
@@ -190,9 +191,9 @@ class StreamServer:
             match await read_frame(reader, decoder):
                 case Submit() as submit:
                     self._submit(submit, gateway)
-                case Abort() as abort:
-                    if abort.request_id in gateway.request_ids:
-                        self._mailbox.put(abort)
+                case Abort() | Why() as message:
+                    if message.request_id in gateway.request_ids:
+                        self._mailbox.put(message)
                 case MetricsQuery(query_id):
                     gateway.send(MetricsText(query_id, self._metrics()))
                 case Hello():
@@ -229,3 +230,7 @@ class StreamServer:
     def _note_idle(self) -> None:
         if not self._owners:
             self._idle.set()
+
+
+def _is_empty(frame: StepFrame) -> bool:
+    return not (frame.tokens or frame.finished or frame.failed or frame.rejected or frame.explained)

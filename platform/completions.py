@@ -14,7 +14,7 @@ from loraplex.engine.errors import (
     EngineUnavailable,
     RequestRefused,
 )
-from loraplex.engine.protocol import Finished, Sampling, Submit, Tokens
+from loraplex.engine.protocol import Finished, Sampling, ServiceTier, Submit, Tokens
 from loraplex.platform.errors import ContextLengthExceeded, EngineStopped, KeyMissing
 from loraplex.platform.open_requests import OpenRequest
 from loraplex.platform.prompts import Prompt
@@ -40,6 +40,9 @@ class CompletionRequest:
     sampling: SamplingOptions
     stream: bool
     include_usage: bool
+    service_tier: ServiceTier
+    program: str = ""
+    """What it is a part of, in the tenant's own words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ async def complete(
         prompt=prompt,
         sampling=sampling,
         weight=principal.weight,
+        service_tier=asked.service_tier,
+        program=asked.program,
     )
     request = OpenRequest(
         principal=principal,

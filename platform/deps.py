@@ -2,19 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
 from loraplex.platform.completions import Call, CompletionRequest, authenticate
-from loraplex.platform.errors import AdminKeyNeeded, ClientGone, KeyMissing
+from loraplex.platform.errors import AdminKeyNeeded, ClientGone, InvalidRequest, KeyMissing
 from loraplex.platform.log import AccessLine
 from loraplex.platform.services import Services
 from loraplex.tenants import admin_keys, api_keys
 from loraplex.tenants.admin_keys import AdminPrincipal
 from loraplex.tenants.api_keys import Principal
 
+PROGRAM_HEADER = "x-loraplex-program"
+MAX_PROGRAM_CHARS = 128
 MAX_INLINE_BYTES = 65_536
 """Larger bodies are read and checked in a thread, so that the event loop runs on."""
 
@@ -69,14 +72,26 @@ async def admin_of(request: Request) -> AdminPrincipal:
     return admin
 
 
+def program_of(request: Request) -> str:
+    """The program that a request names as a part of which it is made. Raises InvalidRequest."""
+    program = request.headers.get(PROGRAM_HEADER, "")
+    if len(program) > MAX_PROGRAM_CHARS or not program.isascii() or not program.isprintable():
+        raise InvalidRequest(
+            f"{PROGRAM_HEADER} must be at most {MAX_PROGRAM_CHARS} printable ASCII characters.",
+            PROGRAM_HEADER,
+        )
+    return program
+
+
 def call_of(request: Request, check: Callable[[bytes], CompletionRequest]) -> Call:
     """The call that a request makes; its body is read when the caller is known."""
 
     async def read() -> CompletionRequest:
+        program = program_of(request)
         body = await body_of(request)
-        if len(body) <= MAX_INLINE_BYTES:
-            return check(body)
-        return await asyncio.to_thread(check, body)
+        if len(body) > MAX_INLINE_BYTES:
+            return replace(await asyncio.to_thread(check, body), program=program)
+        return replace(check(body), program=program)
 
     return Call(AccessLine.of(request.scope).request_id, bearer_key(request), read)
 

@@ -68,6 +68,16 @@ class AdminKeyNeeded(PlatformError):
         super().__init__("This route needs an admin key (lpxadm_…), not a tenant's key.")
 
 
+class RequestNotFound(PlatformError):
+    """An operator asked for a request that is neither open nor among those that ended lately."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"No request {request_id!r} is open here or among the last that ended; the ledger has "
+            "those before."
+        )
+
+
 class BodyTooLarge(PlatformError):
     """The body is larger than the gateway takes."""
 
@@ -184,6 +194,7 @@ RULES: Mapping[type[Exception], Rule] = {
     ContextLengthExceeded: Rule(400, _REQUEST, "context_length_exceeded"),
     KeyMissing: _refused_key("invalid_api_key"),
     AdminKeyNeeded: Rule(403, "permission_error", "admin_key_required"),
+    RequestNotFound: Rule(404, _REQUEST, "request_not_found"),
     BodyTooLarge: Rule(413, _REQUEST, "request_too_large"),
     BodyTimeout: Rule(408, _REQUEST, "request_timeout", headers=(("connection", "close"),)),
     ClientGone: Rule(499, _REQUEST, "client_closed_request"),

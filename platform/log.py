@@ -11,6 +11,10 @@ from typing import Any, TextIO
 
 from starlette.types import Scope
 
+_TALKATIVE = (
+    *("alembic", "asyncio", "aiosqlite", "sqlalchemy", "psycopg", "uvicorn", "httpx", "httpcore"),
+)
+
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 """Set by the outermost middleware, so that every line of a request carries it."""
 
@@ -63,14 +67,5 @@ def configure_logging(level: str, stream: TextIO = sys.stderr) -> None:
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Libraries' debug lines hold what users typed and statements' parameters.
-    for name in (
-        "alembic",
-        "asyncio",
-        "aiosqlite",
-        "sqlalchemy",
-        "psycopg",
-        "uvicorn",
-        "httpx",
-        "httpcore",
-    ):
+    for name in _TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

@@ -6,9 +6,12 @@ serves the request may be cancelled at any moment, and its client may be gone; t
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from loraplex.adapters.registry.registry import ResolvedModel
 from loraplex.engine.client import EngineClient
@@ -25,6 +28,8 @@ from loraplex.tenants.quotas import Hold, Quotas, Reservation
 _log = logging.getLogger(__name__)
 
 RENEW_EVERY_S = 20.0
+MAX_RECENT = 1024
+"""Requests that are remembered after their end."""
 ANSWER_WAIT_S = 5.0
 """What an answer waits for the ledger; where that takes longer, the request is settled after it."""
 SETTLE_TIMEOUT_S = 30.0
@@ -65,6 +70,18 @@ class OpenRequest:
             self.num_delivered += len(event.ids)
 
 
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """What is kept of a request after its end, for those who ask why it took so long."""
+
+    submit: Submit
+    """Without its prompt."""
+    model: str
+    reason: FinishReason
+    queue_ms: float
+    waited_ms: Mapping[str, float]
+
+
 class OpenRequests:
     """The registry. It holds all requests that are reserved and not settled."""
 
@@ -82,6 +99,7 @@ class OpenRequests:
         self._metrics = metrics
         self._now = now
         self._open: dict[str, OpenRequest] = {}
+        self._recent: deque[EndedRequest] = deque(maxlen=MAX_RECENT)
         self._num_unsettled = 0
         self._broken_off = False
         self._idle = asyncio.Event()
@@ -94,6 +112,15 @@ class OpenRequests:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def find(self, request_id: str) -> OpenRequest | None:
+        """A request that is open here."""
+        return self._open.get(request_id)
+
+    def find_ended(self, request_id: str) -> EndedRequest | None:
+        """One of the last requests that ended here."""
+        ended = reversed(self._recent)
+        return next((each for each in ended if each.submit.request_id == request_id), None)
 
     async def reserve(self, request: OpenRequest) -> Hold:
         """Reserve the worst case of a request. Whatever happens then, call `close`.
@@ -231,8 +258,7 @@ class OpenRequests:
         """What is owed: what the engine ran or, if it died, what it delivered."""
         submit = request.submit
         usage = _delivered(request) if ending is None else ending.usage
-        reason: FinishReason = "error" if ending is None or request.failed else ending.reason
-        price = request.price
+        price, reason = request.price, _reason(request, ending)
         return UsageRecord(
             request_id=submit.request_id,
             tenant_id=request.principal.tenant_id,
@@ -255,7 +281,9 @@ class OpenRequests:
         )
 
     def _forget(self, request_id: str) -> None:
-        del self._open[request_id]
+        request = self._open.pop(request_id)
+        if request.dispatched:
+            self._recent.append(_ended(request))
         self._metrics.open_requests.set(len(self._open))
         if not self._open:
             self._idle.set()
@@ -282,6 +310,21 @@ async def _told(hold: Hold, ending: Coroutine[None, None, None]) -> None:
         _log.warning("the hold of request %s ends with its lease: %s", hold.request_id, error)
     except Exception:  # noqa: BLE001  what matters to the tenant is in the ledger
         _log.exception("the hold of request %s ends with its lease", hold.request_id)
+
+
+def _reason(request: OpenRequest, ending: Finished | None) -> FinishReason:
+    return "error" if ending is None or request.failed else ending.reason
+
+
+def _ended(request: OpenRequest) -> EndedRequest:
+    finished = request.finished
+    return EndedRequest(
+        submit=replace(request.submit, prompt=()),
+        model=request.target.name,
+        reason=_reason(request, finished),
+        queue_ms=0.0 if finished is None else finished.queue_ms,
+        waited_ms={} if finished is None else finished.waited_ms,
+    )
 
 
 def _cost_pico(price: Price, usage: Usage) -> int:

@@ -89,6 +89,41 @@ class Settings(BaseSettings):
     max_waiting_tokens: int = Field(
         262_144, ge=1, description="Prompt tokens that may wait in the worker; as above."
     )
+    scheduling: Literal["fair", "fcfs"] = Field(
+        "fair",
+        description="Who runs first: tenants by their shares of the machine, or requests in order "
+        "of arrival; see `docs/scheduling.md`.",
+    )
+    quantum_ms: float = Field(
+        500.0,
+        gt=0,
+        description="Time of the machine that a turn gives a tenant of weight 1. Smaller is fairer "
+        "within shorter times; larger loads adapters less often.",
+    )
+    overdraft_ms: float = Field(
+        1000.0,
+        ge=0,
+        description="How far tenants may exceed their shares to fill gaps, and what one request "
+        "may make those of other tenants compute again.",
+    )
+    max_skips: int = Field(
+        16, ge=1, description="Times that a request may be overtaken by its tenant's later ones."
+    )
+    priority_ttft_ms: float = Field(
+        1000.0,
+        gt=0,
+        description="Target for the first token of requests of the tier `priority`. Targets order "
+        "requests and bound how long a step may take; nothing is refused for them.",
+    )
+    priority_tpot_ms: float = Field(
+        100.0, gt=0, description="Target for each further token of the tier `priority`."
+    )
+    default_ttft_ms: float = Field(
+        5000.0, gt=0, description="Target for the first token of the tier `default`."
+    )
+    default_tpot_ms: float = Field(
+        250.0, gt=0, description="Target for each further token of the tier `default`."
+    )
     default_max_tokens: int = Field(
         1024, ge=1, description="Output cap of a request that names none; never above the context."
     )

@@ -22,14 +22,18 @@ from loraplex.adapters.residency import Residency
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine import memory
-from loraplex.engine.admission import FirstComeFirstServed
+from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
-from loraplex.engine.config import ModelConfig, SchedulerConfig
+from loraplex.engine.config import ModelConfig, SchedulerConfig, Targets
 from loraplex.engine.core import Engine, StepReport
+from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.errors import EngineCrashed
+from loraplex.engine.fair_admission import FairAdmission
+from loraplex.engine.fair_queue import FairSettings
 from loraplex.engine.frames import Address, Security
 from loraplex.engine.gguf_model import convert_gguf
+from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
@@ -244,11 +248,31 @@ def _scheduler(
         max_waiting_tokens=settings.max_waiting_tokens,
         max_model_len=sizes.max_model_len,
         vocab_size=model.vocab_size,
+        targets={
+            "priority": Targets(settings.priority_ttft_ms, settings.priority_tpot_ms),
+            "default": Targets(settings.default_ttft_ms, settings.default_tpot_ms),
+        },
     )
     new_text = partial(Transcript, tokenizer, Vocabulary(tokenizer))
     # A configuration may name ends that the model has no logits for.
     eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
-    return Scheduler(config, residency, FirstComeFirstServed(), new_text, eos)
+    costs = CostModel(Subject(model.config.name, model.config.device))
+    policy = admission_policy(settings)
+    return Scheduler(config, residency, policy, new_text, eos, costs, OutputLengths())
+
+
+def admission_policy(settings: Settings) -> AdmissionPolicy:
+    """Who runs first."""
+    if settings.scheduling == "fcfs":
+        return FirstComeFirstServed()
+    return FairAdmission(
+        FairSettings(
+            quantum_ms=settings.quantum_ms,
+            overdraft_ms=settings.overdraft_ms,
+            max_skips=settings.max_skips,
+            max_open=settings.max_running,
+        )
+    )
 
 
 def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:

@@ -13,11 +13,12 @@ from loraplex.platform.deps import call_of, services_of
 router = APIRouter()
 
 
-def _check(body: bytes) -> CompletionRequest:
+def request_of(body: bytes) -> CompletionRequest:
+    """What a body asks for. Raises InvalidRequest."""
     return parse(body, ChatBody).to_request()
 
 
 @router.post("/v1/chat/completions", openapi_extra=request_body_of(ChatBody))
 async def create_chat_completion(request: Request) -> Response:
     """Continue a conversation."""
-    return Answer(call_of(request, _check), ChatFormat, services_of(request))
+    return Answer(call_of(request, request_of), ChatFormat, services_of(request))

@@ -101,6 +101,7 @@ class ChatBody(CompletionFields):
             sampling=self.options(self._top_logprobs()),
             stream=self.stream,
             include_usage=self.include_usage(),
+            service_tier=self.tier(),
         )
 
     def _top_logprobs(self) -> int | None:

@@ -47,4 +47,5 @@ class CompletionBody(CompletionFields):
             sampling=self.options(self.logprobs),
             stream=self.stream,
             include_usage=self.include_usage(),
+            service_tier=self.tier(),
         )

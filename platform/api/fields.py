@@ -31,7 +31,6 @@ UNSUPPORTED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),

@@ -30,6 +30,7 @@ class Observation:
             "tenant": admitted.submit.tenant,
             "model": admitted.target.name,
             "stream": admitted.request.stream,
+            "service_tier": admitted.submit.service_tier,
             "prompt_tokens": len(admitted.submit.prompt),
         }
 
@@ -42,7 +43,11 @@ class Observation:
             self._line.fields["ttft_ms"] = round((now_s - self._line.started_s) * 1000, 3)
         if isinstance(event, Finished):
             num_tokens = event.usage.completion_tokens
-            self._line.fields |= {"completion_tokens": num_tokens, "finish_reason": event.reason}
+            self._line.fields |= {
+                "completion_tokens": num_tokens,
+                "finish_reason": event.reason,
+                "waited_ms": event.waited_ms,
+            }
             num_steps = num_tokens / self._num_choices - 1
             if num_steps > 0:
                 self._metrics.tpot_s.observe((now_s - self._first_s) / num_steps)

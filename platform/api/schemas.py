@@ -1,9 +1,11 @@
 """What the completion routes share: model, caps, options of a stream."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from loraplex.engine.protocol import ServiceTier
 from loraplex.platform.api.bodies import Schema
 from loraplex.platform.api.fields import STREAM_NO_OP_FIELDS
 from loraplex.platform.api.sampling_schema import SamplingFields
@@ -22,6 +24,14 @@ def _stream_options(value: object) -> object:
     return {k: v for k, v in value.items() if v is not None and k not in STREAM_NO_OP_FIELDS}
 
 
+_TIERS: Mapping[str, ServiceTier] = {
+    "auto": "default",
+    "default": "default",
+    "priority": "priority",
+    "flex": "flex",
+}
+
+
 class CompletionFields(SamplingFields):
     """Fields that both completion routes have."""
 
@@ -29,6 +39,12 @@ class CompletionFields(SamplingFields):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool = False
     stream_options: Annotated[StreamOptions, BeforeValidator(_stream_options)] | None = None
+
+    service_tier: Literal["auto", "default", "priority", "flex"] = "auto"
+
+    def tier(self) -> ServiceTier:
+        """The tier in the engine's words."""
+        return _TIERS[self.service_tier]
 
     def include_usage(self) -> bool:
         """Whether the stream is to end with a chunk of usage. Raises InvalidRequest."""

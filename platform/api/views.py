@@ -1,12 +1,15 @@
 """What the REST routes show of tenants, keys, adapters, usage and prices."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel
 
 from loraplex.adapters.registry.registry import PublishedVersion
+from loraplex.engine.protocol import Explained, Submit
 from loraplex.platform.api.paging import View
+from loraplex.platform.open_requests import EndedRequest, OpenRequest
 from loraplex.tenants.api_keys import KeyRecord
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.ledger import UsageRecord
@@ -110,6 +113,52 @@ class NewKeyView(View):
     created_at: datetime
     expires_at: datetime | None
     key: str
+
+
+class WhyView(View):
+    """Why a request waits, or waited; times in ms, `waited_ms` by reason."""
+
+    object: Literal["request.why"] = "request.why"
+    state: Literal["waiting", "running", "ended"]
+    tenant: str
+    model: str
+    service_tier: str
+    program: str
+    waits_for: str | None = None
+    waited_ms: Mapping[str, float]
+    finish_reason: str | None = None
+    queue_ms: float | None = None
+
+    @classmethod
+    def of_open(cls, request: OpenRequest, explained: Explained | None) -> Self:
+        """Show one that is open; without an explanation it is on its way to the worker, or back."""
+        return cls(
+            **_subject(request.submit, request.target.name),
+            state="waiting" if explained is None else explained.state,
+            waits_for=None if explained is None else explained.waits_for,
+            waited_ms={} if explained is None else explained.waited_ms,
+        )
+
+    @classmethod
+    def of_ended(cls, request: EndedRequest) -> Self:
+        """Show one that has ended."""
+        return cls(
+            **_subject(request.submit, request.model),
+            state="ended",
+            waited_ms=request.waited_ms,
+            finish_reason=request.reason,
+            queue_ms=request.queue_ms,
+        )
+
+
+def _subject(submit: Submit, model: str) -> dict[str, Any]:
+    return {
+        "id": submit.request_id,
+        "tenant": submit.tenant,
+        "model": model,
+        "service_tier": submit.service_tier,
+        "program": submit.program,
+    }
 
 
 class UsageView(View):

@@ -11,6 +11,7 @@ import torch
 
 from loraplex.engine.memory import PoolSizes
 from loraplex.engine.model import LoadedModel, load_model
+from loraplex.kernels.lora_cpu import CpuLora, compile_lora
 from loraplex.platform.bench.adapters import write_adapters
 from loraplex.platform.bench.contenders import Contenders, Watched
 from loraplex.platform.bench.errors import BenchRefused
@@ -103,6 +104,8 @@ def _prepared(
         "max_waiting_tokens": max(plan.batch_sizes) * plan.prompt_tokens,
     }
     roomy = settings.model_copy(update=update)
+    # Compiled where the worker keeps it, not in the folder that is thrown away.
+    cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
     with ExitStack() as stack:
         peer = None
         if plan.with_peft:
@@ -112,9 +115,9 @@ def _prepared(
             plan=plan,
             model=model,
             adapters=tuple(adapters),
-            lora_off=Subject.of(without_lora(model), sizes, roomy).new_engine(),
-            watched=_watched(model, sizes, roomy) if plan.with_profile else None,
-            subject=Subject.of(model, sizes, roomy),
+            lora_off=Subject.of(without_lora(model), sizes, roomy, cpu_lora).new_engine(),
+            watched=_watched(model, sizes, roomy, cpu_lora) if plan.with_profile else None,
+            subject=Subject.of(model, sizes, roomy, cpu_lora),
             peer=peer,
         )
         stack.callback(contenders.close)
@@ -123,9 +126,11 @@ def _prepared(
         yield contenders
 
 
-def _watched(model: LoadedModel, sizes: PoolSizes, settings: Settings) -> Watched:
+def _watched(
+    model: LoadedModel, sizes: PoolSizes, settings: Settings, cpu_lora: CpuLora | None
+) -> Watched:
     watch = StopWatch()
-    subject = Subject.of(timed(model, watch), sizes, settings)
+    subject = Subject.of(timed(model, watch), sizes, settings, cpu_lora)
     attach(subject.model, watch)
     return Watched(subject.new_engine(), watch)
 

@@ -10,7 +10,7 @@ from loraplex.engine.lora_linear import LoraLinear
 from loraplex.engine.memory import PoolSizes
 from loraplex.engine.model import LoadedModel, export_tokenizer
 from loraplex.engine.runner import ModelRunner
-from loraplex.kernels.lora_cpu import compile_lora
+from loraplex.kernels.lora_cpu import CpuLora
 from loraplex.platform.bench.adapters import BenchAdapter
 from loraplex.platform.settings import Settings
 from loraplex.platform.worker import EngineParts, compose_engine
@@ -27,10 +27,15 @@ class Subject:
     tokenizer_json: bytes
 
     @classmethod
-    def of(cls, model: LoadedModel, sizes: PoolSizes, settings: Settings) -> "Subject":
-        """Take over the model's linear layers."""
+    def of(
+        cls,
+        model: LoadedModel,
+        sizes: PoolSizes,
+        settings: Settings,
+        cpu_lora: CpuLora | None,
+    ) -> "Subject":
+        """Take over the model's linear layers; `cpu_lora` is the compiled kernel, if any."""
         endless = replace(model, eos_token_ids=frozenset())  # every request runs to its length
-        cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
         runner = ModelRunner(endless, sizes.num_blocks, settings.block_size, cpu_lora)
         tokenizer = export_tokenizer(model.path).tokenizer_json
         return cls(endless, runner, sizes, settings, tokenizer)

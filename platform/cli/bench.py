@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from loraplex.platform.cli.bench_planner import planner
 from loraplex.platform.cli.bench_serve import serve
 from loraplex.platform.cli.context import (
     AsJson,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Benchmarks, each a seeded run on this machine.", no_args_is_help=True)
 app.command("serve")(serve)
+app.command("planner")(planner)
 
 Model = Annotated[
     str,

@@ -58,10 +58,19 @@ def run(
     work: Callable[[CommandContext], Awaitable[T]],
     data_dir: Path | None,
     database_url: str | None,
+    *,
+    makes_database: bool = False,
 ) -> T:
-    """Run `work` against the migrated database of these options; expected errors exit with 1."""
+    """Run `work` against the migrated database of these options; expected errors exit with 1.
+
+    Only a command that `makes_database` does so where there is none: others would seem to work
+    from a wrong folder.
+    """
     with reporting_errors():
-        return asyncio.run(_with_database(work, load_settings(data_dir, database_url)))
+        settings = load_settings(data_dir, database_url)
+        if not makes_database:
+            _require_database(settings)
+        return asyncio.run(_with_database(work, settings))
 
 
 def load_settings(data_dir: Path | None, database_url: str | None) -> "Settings":
@@ -95,14 +104,17 @@ class CommandFailed(Exception):
     """A command cannot do its work; the message says why and what helps."""
 
 
-async def _with_database(work: Callable[[CommandContext], Awaitable[T]], settings: "Settings") -> T:
-    from loraplex.tenants.db import Database, explaining_failures, migrate
-
+def _require_database(settings: "Settings") -> None:
     if settings.database_url is None and not settings.database_path.exists():
         raise CommandFailed(
             f"there is no database in {settings.data_dir.resolve()}; name the folder that "
             "`loraplex serve` uses with --data-dir, or make one with: loraplex migrate"
         )
+
+
+async def _with_database(work: Callable[[CommandContext], Awaitable[T]], settings: "Settings") -> T:
+    from loraplex.tenants.db import Database, explaining_failures, migrate
+
     database = Database.open(settings.resolved_database_url)
     try:
         await migrate(database)

@@ -13,4 +13,5 @@ def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
     async def work(context: CommandContext) -> str:
         return shown(context.database.url)
 
-    typer.echo(f"The database {run(work, data_dir, database_url)} is up to date.")
+    url = run(work, data_dir, database_url, makes_database=True)
+    typer.echo(f"The database {url} is up to date.")

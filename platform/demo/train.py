@@ -129,6 +129,9 @@ def new_adapter(base: Path, recipe: Recipe) -> PeftModel:
         lora_alpha=recipe.alpha,
         lora_dropout=0.0,
         target_modules=list(recipe.target_modules),
+        use_rslora=recipe.use_rslora,
+        rank_pattern=dict(recipe.rank_pattern),
+        alpha_pattern=dict(recipe.alpha_pattern),
     )
     return get_peft_model(model, config)
 

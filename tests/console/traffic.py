@@ -20,7 +20,7 @@ from loraplex.tenants.tables import UsageRow
 TENANTS = {
     "acme": (("support", "triage"), TenantLimits(), 1.0, 34),
     "globex": (("sql", "extract"), TenantLimits(requests_per_minute=1200), 2.0, 27),
-    "initech": (("helpdesk",), TenantLimits(), 1.0, 11),
+    "initech": (("calendar", "commit"), TenantLimits(), 1.0, 11),
     "hooli": (("mail", "search", "summary"), TenantLimits(tokens_per_minute=2_000_000), 3.0, 19),
     "umbrella": (("claims",), TenantLimits(concurrency=16), 1.0, 6),
     "stark": (("parts", "manuals"), TenantLimits(), 1.0, 9),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from tests.platform.scripted_engine import explained
 
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.errors import EngineError, EngineOverloaded, RequestRefused
@@ -29,6 +30,7 @@ from loraplex.engine.protocol import (
     Tokens,
     Usage,
     Welcome,
+    Why,
 )
 
 
@@ -161,6 +163,9 @@ class ScriptedWorker:
                 self.aborted.append(request_id)
                 if request_id in self._submits:
                     self.finish(request_id, "abort")
+            case Why(request_id):
+                answer = StepFrame(epoch="e", step=0, explained=(explained(request_id),))
+                self._send(answer)
             case MetricsQuery(query_id):
                 self._send(MetricsText(query_id, "worker_steps_total 1\n"))
             case _:

@@ -102,6 +102,17 @@ async def test_tokens_come_in_order_and_then_one_finished(pair: Pair) -> None:
     assert finished.usage == Usage(prompt_tokens=3, cached_tokens=2, completion_tokens=3)
 
 
+async def test_an_open_request_is_explained_and_another_is_not(pair: Pair) -> None:
+    reader = await reading(pair, "a")
+    explanation = await pair.client.why("a")
+    assert explanation is not None
+    assert (explanation.waits_for, explanation.waited_ms) == ("share", {"share": 2.5})
+    assert await pair.client.why("b") is None
+    pair.engine.finish("a", "stop")
+    await reader
+    assert await pair.client.why("a") is None
+
+
 async def test_tokens_that_wait_for_the_reader_come_as_one(pair: Pair) -> None:
     async with aclosing(pair.client.generate(submit("a"))) as events:
         first = asyncio.create_task(anext(events))

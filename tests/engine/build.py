@@ -1,7 +1,9 @@
 """Builders of requests and schedulers."""
 
+from tests.engine.linear_costs import KnownLengths, LinearCosts
+
 from loraplex.adapters.residency import Residency
-from loraplex.engine.admission import FirstComeFirstServed
+from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.plan import Logprobs
 from loraplex.engine.protocol import Sampling, Submit
@@ -26,7 +28,7 @@ class PlainText:
         return Piece()
 
 
-def config(**changes: int) -> SchedulerConfig:
+def config(**changes: object) -> SchedulerConfig:
     values = {
         "num_blocks": 16,
         "block_size": 4,
@@ -41,14 +43,20 @@ def config(**changes: int) -> SchedulerConfig:
 
 
 def scheduler(
-    scheduler_config: SchedulerConfig | None = None, residency: Residency | None = None
+    scheduler_config: SchedulerConfig | None = None,
+    residency: Residency | None = None,
+    policy: AdmissionPolicy | None = None,
+    costs: LinearCosts | None = None,
+    lengths: KnownLengths | None = None,
 ) -> Scheduler:
     return Scheduler(
         scheduler_config or config(),
         residency or Residency(100),
-        FirstComeFirstServed(),
+        FirstComeFirstServed() if policy is None else policy,
         PlainText,
         frozenset({EOS}),
+        costs or LinearCosts(),
+        lengths or KnownLengths(),
     )
 
 

@@ -40,7 +40,7 @@ class Request:
 def plan_of(chunks: Sequence[Chunk]) -> StepPlan:
     """Rows in the order that plans promise: base first, then grouped by adapter."""
     ordered = sorted(chunks, key=lambda chunk: chunk.adapter or ("", ""))
-    return StepPlan(0, tuple(ordered), loads=(), evictions=(), num_preempted=0)
+    return StepPlan(0, tuple(ordered), loads=(), evictions=())
 
 
 def generate(

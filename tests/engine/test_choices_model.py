@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests import tiny_models
 from tests.engine import build
+from tests.engine.linear_costs import KnownLengths, LinearCosts
 
 from loraplex.adapters.residency import Residency
 from loraplex.engine.admission import FirstComeFirstServed
@@ -57,7 +58,15 @@ def run(
         return texts[-1]
 
     config = build.config(num_blocks=num_blocks)
-    scheduler = Scheduler(config, Residency(0), FirstComeFirstServed(), new_text, frozenset())
+    scheduler = Scheduler(
+        config,
+        Residency(0),
+        FirstComeFirstServed(),
+        new_text,
+        frozenset(),
+        LinearCosts(),
+        KnownLengths(),
+    )
     for submit in submits:
         scheduler.add(submit, now=0.0)
     outputs: dict[tuple[str, int], list[int]] = {}

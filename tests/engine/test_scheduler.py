@@ -204,6 +204,8 @@ def test_a_request_ends_at_its_cap_or_at_a_stop_string(
         ({"num_prompt_tokens": 0}, "prompt"),
         ({"max_tokens": 0}, "prompt"),
         ({"num_prompt_tokens": 40, "max_tokens": 9}, "max_tokens"),
+        ({"weight": 0.0}, "weight"),
+        ({"weight": float("nan")}, "weight"),
     ],
 )
 def test_a_request_that_can_never_run_is_refused_naming_the_field(

@@ -22,7 +22,7 @@ from loraplex.adapters.registry.registry import Publication, publish
 from loraplex.platform.app import create_app
 from loraplex.platform.services import Resources, Services
 from loraplex.platform.settings import Settings
-from loraplex.tenants import api_keys, directory
+from loraplex.tenants import admin_keys, api_keys, directory
 from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.ledger import UsageRecord, list_usage
@@ -168,3 +168,16 @@ async def server(gateway: Gateway) -> AsyncIterator[str]:
     running.should_exit = True
     await serving
     listener.close()
+
+
+@pytest.fixture
+async def admin(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    """The operator's client."""
+    async with gateway.resources.database.session() as session:
+        key = await admin_keys.mint(session, "test", PEPPER, NOW, secrets.token_bytes)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(gateway.app),
+        base_url="http://gateway/admin/v1",
+        headers={"authorization": f"Bearer {key.text}"},
+    ) as client:
+        yield client

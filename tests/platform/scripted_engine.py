@@ -17,6 +17,7 @@ from loraplex.engine.errors import (
     RequestFailed,
 )
 from loraplex.engine.protocol import (
+    Explained,
     Finished,
     FinishReason,
     ModelInfo,
@@ -25,6 +26,13 @@ from loraplex.engine.protocol import (
     Tokens,
     Usage,
 )
+
+
+def explained(request_id: str) -> Explained:
+    """What the scripted engine and the scripted worker say of each open request."""
+    return Explained(
+        request_id=request_id, state="waiting", waits_for="share", waited_ms={"share": 2.5}
+    )
 
 
 class ScriptedRun:
@@ -64,7 +72,11 @@ class ScriptedRun:
             completion_tokens=sum(self.num_tokens),
         )
         self.ending = Finished(
-            request_id=self.submit.request_id, reason=reason, usage=usage, queue_ms=1.5
+            request_id=self.submit.request_id,
+            reason=reason,
+            usage=usage,
+            queue_ms=1.5,
+            waited_ms={"kv": 1.5},
         )
         self.over.set()
         return self.ending
@@ -141,6 +153,10 @@ class ScriptedEngine:
             run.abandoned = True
             if submit.request_id in self.runs and not run.over.is_set():
                 self._abort(run)
+
+    async def why(self, request_id: str) -> Explained | None:
+        run = self.runs.get(request_id)
+        return None if run is None or run.ending else explained(request_id)
 
     async def abort(self, request_id: str) -> Finished | None:
         run = self.runs.get(request_id)

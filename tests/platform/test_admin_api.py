@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import secrets
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +12,7 @@ from tests.platform.scripted_engine import ScriptedEngine
 
 from loraplex.platform.api.admin.admin import router
 from loraplex.platform.services import Resources
-from loraplex.tenants import admin_keys, api_keys
+from loraplex.tenants import api_keys
 
 LATE = "9999-12-31T23:59:59-23:59"
 BEFORE_TIME, AFTER_TIME = "0001-01-01T00:00:00%2B23:59", LATE
@@ -27,19 +25,6 @@ def resources(resources: Resources) -> Resources:
     """With a clock that goes on a millisecond whenever it is read."""
     reads = itertools.count()
     return replace(resources, clock=lambda: NOW.timestamp() + next(reads) / 1000)
-
-
-@pytest.fixture
-async def admin(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    """The operator's client."""
-    async with gateway.resources.database.session() as session:
-        key = await admin_keys.mint(session, "test", PEPPER, NOW, secrets.token_bytes)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(gateway.app),
-        base_url="http://gateway/admin/v1",
-        headers={"authorization": f"Bearer {key.text}"},
-    ) as client:
-        yield client
 
 
 def problem_of(response: httpx.Response) -> dict[str, Any]:
@@ -62,7 +47,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 def test_there_are_the_routes_that_the_next_tests_go_through() -> None:
-    assert len(routes()) == 15
+    assert len(routes()) == 16
 
 
 @pytest.mark.parametrize(("method", "path"), routes())

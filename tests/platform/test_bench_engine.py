@@ -43,12 +43,19 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def printed(model: Path, out: Path) -> list[str]:
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the kernel is compiled, once."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def printed(model: Path, out: Path, data_dir: Path) -> list[str]:
     """What the command prints when it measures everything."""
     options = ["--requests", "2,17", "--new-tokens", "3", "--prompt-tokens", "5", "--repeats", "2"]
+    where = ["--model", str(model), "--data-dir", str(data_dir), "--out", str(out)]
     command = [sys.executable, "-m", "loraplex.platform.cli.main", "bench", "engine"]
     done = subprocess.run(
-        [*command, "--model", str(model), *options, "--profile", "--json", "--out", str(out)],
+        [*command, *where, *options, "--profile", "--json"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -133,12 +140,17 @@ def test_out_holds_the_table_as_markdown_and_a_chart(printed: list[str], out: Pa
     assert (out / "engine.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_json_it_prints_tables(model: Path) -> None:
+def test_without_json_it_prints_tables(model: Path, data_dir: Path) -> None:
     tiny = ("--requests", "1", "--new-tokens", "2", "--prompt-tokens", "2", "--repeats", "1")
-    result = invoke("--model", str(model), *tiny)
+    result = invoke("--model", str(model), "--data-dir", str(data_dir), *tiny)
     assert result.exit_code == 0, result.output
     assert "REQUESTS  DISTINCT" in result.stdout
     assert "PEFT" not in result.stdout
+
+
+def test_the_compiled_kernel_is_kept_for_the_next_run(printed: list[str], data_dir: Path) -> None:
+    assert printed
+    assert list((data_dir / "kernels").glob("*.so"))
 
 
 def test_ratios_are_medians_of_the_ratios_within_a_repetition() -> None:

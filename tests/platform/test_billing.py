@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from loraplex.platform import billing_export
 from loraplex.platform.app import create_app
-from loraplex.platform.cli import admin_key, billing, price, tenant, usage
+from loraplex.platform.cli import admin_key, billing, migrate, price, tenant, usage
 from loraplex.platform.services import Resources
 from loraplex.tenants import admin_keys, api_keys, directory, ledger
 from loraplex.tenants.db import Database
@@ -35,6 +35,7 @@ app.add_typer(usage.app, name="usage")
 app.add_typer(price.app, name="price")
 app.add_typer(billing.app, name="billing")
 app.add_typer(admin_key.app, name="admin-key")
+app.command("migrate")(migrate.migrate)
 
 
 class Shell:
@@ -80,6 +81,7 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
     shell = Shell(tmp_path / "data")
+    shell.out("migrate")
     for name in ("acme", "globex"):
         shell.out("tenant", "create", name)
     return shell
@@ -329,3 +331,16 @@ async def summaries(
             answer = await client.get("/admin/v1/usage/summary", params=months | {"group_by": by})
             found[by] = answer.json()["data"]
     return found
+
+
+def test_a_command_in_a_wrong_folder_makes_nothing_there(tmp_path: Path) -> None:
+    elsewhere = Shell(tmp_path / "elsewhere")
+    for arguments in (
+        ("tenant", "list"),
+        ("tenant", "create", "acme"),
+        ("usage", "show", "--tenant", "a"),
+    ):
+        told = elsewhere.failure(*arguments)
+        assert "there is no database in" in told
+        assert "--data-dir" in told
+    assert not elsewhere.data_dir.exists()

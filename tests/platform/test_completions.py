@@ -12,6 +12,7 @@ from tests.platform.conftest import Gateway, chat_body, error_of
 from tests.platform.scripted_engine import says
 from tests.platform.tiny_model import model_info, tokenizer_json
 
+from loraplex.platform.api import chat
 from loraplex.platform.api.bodies import parse
 from loraplex.platform.api.chat_schema import ChatBody
 from loraplex.platform.api.completion_schema import CompletionBody
@@ -21,6 +22,7 @@ from loraplex.platform.api.fields import (
     UNSUPPORTED_FIELDS,
     UNSUPPORTED_MESSAGE_FIELDS,
 )
+from loraplex.platform.completions import CompletionRequest
 from loraplex.platform.deps import MAX_INLINE_BYTES, call_of
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.log import AccessLine
@@ -194,8 +196,14 @@ async def test_a_large_body_is_checked_beside_the_event_loop(num_bytes: int) -> 
         return {"type": "http.request", "body": b"x" * num_bytes}
 
     checked_by: list[int] = []
+    asked = chat.request_of(json.dumps(chat_body()).encode())
+
+    def check(_: bytes) -> CompletionRequest:
+        checked_by.append(get_ident())
+        return asked
+
     scope = {"type": "http", "headers": [], "loraplex.line": AccessLine("req_1", 0.0)}
-    call = call_of(Request(scope, receive), lambda _: checked_by.append(get_ident()))  # type: ignore[arg-type,return-value,func-returns-value]
+    call = call_of(Request(scope, receive), check)
     await call.read()
     assert (checked_by == [get_ident()]) == (num_bytes <= MAX_INLINE_BYTES)
 
@@ -245,7 +253,6 @@ def test_what_would_change_the_output_and_is_not_supported_is_refused_by_name(fi
     ("field", "value"),
     [
         ("response_format", {"type": "json_object"}),
-        ("service_tier", "priority"),
         ("modalities", ["text", "audio"]),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
@@ -256,6 +263,34 @@ def test_what_would_change_the_output_and_is_not_supported_is_refused_by_name(fi
 )
 def test_only_the_values_of_no_effect_are_taken(field: str, value: object) -> None:
     assert refusal({field: value}).param == field
+
+
+@pytest.mark.parametrize(
+    ("asked", "tier"),
+    [(None, "default"), ("auto", "default"), ("priority", "priority"), ("flex", "flex")],
+)
+async def test_tier_and_program_reach_the_engine(
+    gateway: Gateway, asked: str | None, tier: str
+) -> None:
+    headers = {"x-loraplex-program": "p1"}
+    body = chat_body(service_tier=asked)
+    await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+    submit = await gateway.engine.submitted()
+    assert (submit.service_tier, submit.program) == (tier, "p1")
+
+
+def test_a_tier_that_there_is_not_is_refused() -> None:
+    assert refusal({"service_tier": "scale"}).param == "service_tier"
+
+
+@pytest.mark.parametrize("program", ["x" * 129, "caf\u00e9"])
+async def test_a_program_that_is_no_short_ascii_is_refused(gateway: Gateway, program: str) -> None:
+    response = await gateway.client.post(
+        "/v1/chat/completions",
+        json=chat_body(),
+        headers={"x-loraplex-program": program.encode("latin-1")},
+    )
+    assert (response.status_code, error_of(response)["param"]) == (400, "x-loraplex-program")
 
 
 @pytest.mark.parametrize("fields", [UNSUPPORTED_FIELDS, UNSUPPORTED_MESSAGE_FIELDS])

@@ -1,8 +1,10 @@
 """The demo's tasks: repeatable, honest about held-out items, with answers that parse."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from random import Random
 
@@ -13,9 +15,13 @@ from loraplex.platform.demo.accuracy import measure, score
 from loraplex.platform.demo.base import DEMO_MODEL_NAME
 from loraplex.platform.demo.tasks.acme_support import SUPPORT
 from loraplex.platform.demo.tasks.acme_triage import TRIAGE
+from loraplex.platform.demo.tasks.calendar_patterns import HELD_OUT_EVENTS, TRAIN_EVENTS
 from loraplex.platform.demo.tasks.catalog import TASKS
+from loraplex.platform.demo.tasks.commit_patterns import HELD_OUT_PARTS, TRAIN_PARTS
 from loraplex.platform.demo.tasks.globex_extract import EXTRACT
 from loraplex.platform.demo.tasks.globex_sql import SCHEMA, SQL
+from loraplex.platform.demo.tasks.initech_calendar import CALENDAR
+from loraplex.platform.demo.tasks.initech_commit import COMMIT
 from loraplex.platform.demo.tasks.task import Example, Message, Task
 from loraplex.platform.demo.tasks.ticket_words import HELD_OUT_WORDS, TRAIN_WORDS
 
@@ -92,6 +98,28 @@ def test_support_answers_have_three_lines_and_triage_one_label() -> None:
     assert labels == {pattern.kind for pattern in TRIAGE.train_patterns}
 
 
+def test_calendar_answers_are_a_date_a_time_and_an_event_of_the_message() -> None:
+    for item in [*drawn(CALENDAR), *CALENDAR.held_out()]:
+        day_text, time, event = item.answer.split(" ", maxsplit=2)
+        day = date.fromisoformat(day_text)
+        assert str(day.year) in item.prompt
+        assert f"{day:%b}" in item.prompt
+        assert time == "all-day" or time.removeprefix("0") in item.prompt
+        assert (time == "all-day") == (re.search(r"\d:\d\d", item.prompt) is None)
+        assert f" {event}" in item.prompt
+
+
+def test_commit_answers_are_a_type_and_a_scope_and_held_out_parts_are_new() -> None:
+    types = {pattern.kind for pattern in COMMIT.train_patterns}
+    assert set(TRAIN_PARTS) == set(HELD_OUT_PARTS)
+    possible = {f"{kind}({scope})" for kind in types for scope in TRAIN_PARTS}
+    assert {item.answer for item in drawn(COMMIT)} == possible
+    assert {item.answer for item in COMMIT.held_out()} <= possible
+    for scope, parts in TRAIN_PARTS.items():
+        assert set(parts).isdisjoint(HELD_OUT_PARTS[scope])
+    assert set(TRAIN_EVENTS).isdisjoint(HELD_OUT_EVENTS)
+
+
 @each_task
 def test_measure_asks_for_the_adapter_unless_told_otherwise(task: Task) -> None:
     answers = {item.prompt: item.answer for item in task.held_out()}
@@ -119,12 +147,24 @@ def test_shipped_adapter_follows_its_recipe(task: Task) -> None:
     assert config["base_model_name_or_path"] == DEMO_MODEL_NAME
     assert config["inference_mode"] is True
     assert (config["r"], config["lora_alpha"]) == (task.recipe.rank, task.recipe.alpha)
+    assert config["use_rslora"] is task.recipe.use_rslora
+    assert config["rank_pattern"] == dict(task.recipe.rank_pattern)
+    assert config["alpha_pattern"] == dict(task.recipe.alpha_pattern)
     assert set(config["target_modules"]) == set(task.recipe.target_modules)
     assert config["lora_dropout"] == 0
     assert {path.name for path in folder.iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
     }
+
+
+def test_shipped_adapters_differ_as_a_platforms_adapters_do() -> None:
+    recipes = [task.recipe for task in TASKS]
+    assert len(TASKS) >= 6
+    assert len({task.tenant for task in TASKS}) >= 3
+    assert {4, 8, 16, 32} <= {recipe.rank for recipe in recipes}
+    assert any(recipe.use_rslora for recipe in recipes)
+    assert any(recipe.rank_pattern for recipe in recipes)
 
 
 def test_shipped_adapters_are_small() -> None:

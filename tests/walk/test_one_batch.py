@@ -1,4 +1,4 @@
-"""Many adapters of two tenants and the base model, called at once by the openai client."""
+"""Many adapters of three tenants and the base model, called at once by the openai client."""
 
 import json
 import os
@@ -125,11 +125,11 @@ def test_adapters_give_visibly_different_answers_to_one_prompt(
 def test_the_requests_shared_forward_passes(served: Served, answers: list[dict]) -> None:
     assert answers
     num_steps = served.metric("loraplex_step_adapters_count")
-    with_few = served.metric('loraplex_step_adapters_bucket{le="3.0"}')
-    assert num_steps > with_few, "no step had four adapters"
+    with_few = served.metric('loraplex_step_adapters_bucket{le="4.0"}')
+    assert num_steps > with_few, "no step had more than four adapters"
     steps = [line for line in served.log_lines() if line["message"] == "step"]
-    assert max(line["adapters"] for line in steps) == len(served.models()) >= 4
-    assert max(line["requests"] for line in steps) >= 6
+    assert max(line["adapters"] for line in steps) == len(served.models()) >= 6
+    assert max(line["requests"] for line in steps) >= 9
 
 
 @pytest.mark.parametrize("version", [1, 3])

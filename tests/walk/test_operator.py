@@ -11,7 +11,7 @@ def test_the_key_that_serve_prints_opens_the_admin_api_and_no_tenants_route(
 ) -> None:
     headers = {"Authorization": f"Bearer {served.ready['admin_key']}"}
     tenants = httpx.get(f"{served.url}/admin/v1/tenants", headers=headers, timeout=30)
-    assert {"acme", "globex"} <= {tenant["name"] for tenant in tenants.json()["data"]}
+    assert {"acme", "globex", "initech"} <= {tenant["name"] for tenant in tenants.json()["data"]}
     assert httpx.get(f"{served.url}/v1/models", headers=headers, timeout=30).status_code == 401
     listed = run_cli("admin-key", "list", "--data-dir", str(served.data_dir))
     assert "serve" in listed.stdout

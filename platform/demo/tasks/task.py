@@ -42,7 +42,11 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an adapter is shaped and for how long it is trained."""
+    """How an adapter is shaped and for how long it is trained.
+
+    ``rank_pattern`` and ``alpha_pattern`` name layers that differ from ``rank`` and ``alpha``, as
+    PEFT does.  With ``use_rslora`` the scale is ``alpha / sqrt(rank)`` (arXiv:2312.03732).
+    """
 
     rank: int
     alpha: int
@@ -50,6 +54,9 @@ class Recipe:
     steps: int
     learning_rate: float
     batch_size: int = 8
+    use_rslora: bool = False
+    rank_pattern: tuple[tuple[str, int], ...] = ()
+    alpha_pattern: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,288 @@
+"""How long a step takes, learned while the engine runs. Pure Python and numpy.
+
+    ms = constant + n·slope + steps at edges of n + decodes + KV read + prefill² + prefill·context
+         + ranks + adapters + bytes in flight,   times what is left over near n
+
+The terms are those of published predictors: a linear layer's time and attention's terms that are
+fitted while running (recursive least squares with forgetting, as "DCP", OSDI 2026, does), ranks and
+adapters (https://arxiv.org/abs/2401.11240), and hardware steps, whose places differ between devices
+and models, so that they are learned. Errors count relative to the measured time.
+
+Least squares are kept in information form: two sums, discounted at each step. So the terms can be
+chosen anew from all data at any time: none may be negative, and an edge stays only while it is
+significant.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from loraplex.engine.cost_errors import DriftAlarm, ErrorPercentiles, ErrorWindow
+from loraplex.engine.cost_features import (
+    EDGES,
+    NUM_FEATURES,
+    NUM_SMOOTH,
+    CostTerms,
+    Floats,
+    Row,
+    StepFeatures,
+    vector,
+)
+from loraplex.engine.errors import CostModelInvalid
+
+_FORGETTING = 0.999
+_FORGETTING_AFTER_DRIFT = 0.99
+_STEPS_AFTER_DRIFT = 200
+_KEPT_AT_DRIFT = 0.05
+_SIGNIFICANT_T = 2.5
+_REFIT_EVERY, _REFIT_EVERY_WHEN_YOUNG, _YOUNG_STEPS = 64, 8, 512
+_RIDGE = 1e-5
+_SHORTEST_MS, _LONGEST_MS = 1e-3, 1e7
+_PRIOR_MS = np.array([10.0, 10.0, *[0.0] * (NUM_FEATURES - 2)])
+_BUCKET_TOKENS = 16
+_NUM_BUCKETS = 256
+_LEFT_OVER_RATE = 0.95
+_LEFT_OVER_PRIOR_STEPS = 4.0
+
+
+class _Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """A cost model as JSON."""
+
+    format: int
+    model: str
+    device: str
+    edges: tuple[int, ...]
+    gram: list[list[float]]
+    moment: list[float]
+    error_variance: float
+    num_steps: int
+    mean_chunks: float
+    left_over: list[float]
+    left_over_weight: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whose time is predicted: a saved model is good for nothing else."""
+
+    model: str
+    device: str
+
+
+class CostModel:
+    """Predicts steps of one model on one device. Belongs to one thread."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.num_alarms = 0
+        self.num_steps = 0
+        """Steps that it has learned from."""
+        self._gram: Floats = np.zeros((NUM_FEATURES, NUM_FEATURES))
+        self._moment: Floats = np.zeros(NUM_FEATURES)
+        self._error_variance = 0.01
+        self._terms = CostTerms.of(_PRIOR_MS)
+        self._steps_of_drift = 0
+        self._level = 1.0
+        self._mean_chunks = 1.0
+        self._left_over: Floats = np.zeros(_NUM_BUCKETS)
+        self._left_over_weight: Floats = np.zeros(_NUM_BUCKETS)
+        self._factors: Floats = np.ones(_NUM_BUCKETS)
+        self._alarm = DriftAlarm()
+        self._errors = ErrorWindow()
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """Numbers of tokens after which a step takes noticeably longer."""
+        kept = np.diff(self._terms.edge_ms) > 0
+        return tuple(edge for edge, is_kept in zip(EDGES, kept, strict=True) if is_kept)
+
+    @property
+    def terms(self) -> CostTerms:
+        """What it has learned, without what it left over."""
+        return self._terms
+
+    def errors(self, newest: int = 512) -> ErrorPercentiles:
+        """Relative errors of predictions made before their steps were learned."""
+        return self._errors.percentiles(newest)
+
+    def predict_ms(self, step: StepFeatures) -> float:
+        """Time of one step in ms, never negative."""
+        return self._terms.step_ms(step) * float(self._factors[_bucket(step.num_tokens)])
+
+    def predict_chunks_ms(
+        self, step: StepFeatures, chunk_tokens: Sequence[int] | Floats, start: int
+    ) -> Floats:
+        """Times of a step with one more chunk of a prompt, for each of k sizes of that chunk.
+
+        `chunk_tokens`: shape (k,); `start`: tokens of the prompt that are computed already.
+        Returns ms, float64 of shape (k,), never negative.
+        """
+        sizes = np.asarray(chunk_tokens, np.float64)
+        buckets = ((step.num_tokens + sizes) / _BUCKET_TOKENS).astype(np.intp)
+        factors = self._factors.take(buckets, mode="clip")
+        return self._terms.chunks_ms(step, sizes, start) * factors
+
+    def observe(self, step: StepFeatures, ms: float) -> None:
+        """Learn from a step that took `ms`. Nothing is learned from a time that is no time."""
+        if not _SHORTEST_MS <= ms <= _LONGEST_MS or step.num_tokens < 1:
+            return
+        fitted = self._terms.step_ms(step)
+        bucket = _bucket(step.num_tokens)
+        error = fitted * float(self._factors[bucket]) / ms - 1.0
+        self._errors.add(error)
+        self.num_steps += 1
+        self._mean_chunks += 0.02 * (step.num_decodes + 1 - self._mean_chunks)
+        ratio = min(2.0, max(0.5, ms / fitted)) if fitted > 0 else 1.0
+        self._level += 0.1 * (ratio - self._level)
+        self._learn(vector(step) / ms, fitted / ms - 1.0)
+        self._learn_left_over(bucket, ratio - 1.0)
+        if self._alarm.observe(error):
+            self._forget()
+            self._refit()
+        is_young = self._steps_of_drift > 0 or self.num_steps < _YOUNG_STEPS
+        if self.num_steps % (_REFIT_EVERY_WHEN_YOUNG if is_young else _REFIT_EVERY) == 0:
+            self._refit()
+
+    def request_ms(
+        self,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: float,
+        rank: float = 0.0,
+        load_bytes: int = 0,
+    ) -> float:
+        """What a request costs the machine from start to end, in ms: its prefill, its part of the
+        steps in which it decodes, and what loading its adapter slows others down.
+
+        It shares the constant of a step with as many others as steps had of late.
+        """
+        prefill = max(1, prompt_tokens - cached_tokens)
+        terms, others = self._terms, self._mean_chunks
+        fixed_ms = terms.constant_ms / others + terms.rank_ms * rank
+        attended_ms = terms.squared_ms * prefill + terms.context_ms * cached_tokens
+        prefill_ms = fixed_ms + prefill * (terms.token_ms + attended_ms)
+        read_ms = terms.kv_token_ms * (prompt_tokens + output_tokens / 2)
+        decode_ms = fixed_ms + terms.token_ms + terms.decode_ms + read_ms
+        return prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes
+
+    def shares(self, rows: Sequence[Row], step_ms: float) -> Floats:
+        """Divide a step's time among its chunks; shape (rows,), in ms, with sum `step_ms`.
+
+        A chunk's claim is the larger of its share of the predicted time and its share of the KV
+        tokens that the step's requests hold; claims are scaled to the time.
+        """
+        if not rows:
+            return np.zeros(0)
+        time = self._terms.rows_ms(rows)
+        held = np.array([row[0] + row[1] for row in rows], np.float64)
+        total = float(time.sum())
+        claim = np.maximum(time / total if total > 0 else 1.0 / len(rows), held / held.sum())
+        return np.asarray(claim * (step_ms / claim.sum()))
+
+    def to_json(self) -> bytes:
+        """Return all that was learned, but for the newest errors."""
+        saved = _Saved(
+            format=1,
+            model=self.subject.model,
+            device=self.subject.device,
+            edges=EDGES,
+            gram=self._gram.tolist(),
+            moment=self._moment.tolist(),
+            error_variance=self._error_variance,
+            num_steps=self.num_steps,
+            mean_chunks=self._mean_chunks,
+            left_over=self._left_over.tolist(),
+            left_over_weight=self._left_over_weight.tolist(),
+        )
+        return msgspec.json.encode(saved)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "CostModel":
+        """Go on from what `to_json` returned; check `subject` before use.
+
+        Raises CostModelInvalid if it is none, or of another format.
+        """
+        try:
+            saved = msgspec.json.decode(data, type=_Saved)
+        except msgspec.DecodeError as error:
+            raise CostModelInvalid(f"this is no saved cost model: {error}") from error
+        model = cls(Subject(saved.model, saved.device))
+        gram, moment = np.array(saved.gram, float), np.array(saved.moment, float)
+        left_over = np.array([saved.left_over, saved.left_over_weight], float)
+        if (
+            (saved.format, saved.edges) != (1, EDGES)
+            or (gram.shape, moment.shape) != (model._gram.shape, model._moment.shape)
+            or left_over.shape != (2, _NUM_BUCKETS)
+        ):
+            raise CostModelInvalid(
+                "the saved cost model is of another version; delete the file, it is learned anew"
+            )
+        model._gram, model._moment = gram, moment
+        model._left_over, model._left_over_weight = left_over
+        model._error_variance, model.num_steps = saved.error_variance, saved.num_steps
+        model._mean_chunks = saved.mean_chunks
+        model._refit()
+        return model
+
+    def _learn(self, relative: Floats, fit_error: float) -> None:
+        """Add one equation `relative · weights = 1`."""
+        forgetting = _FORGETTING
+        if self._steps_of_drift:
+            self._steps_of_drift -= 1
+            forgetting = _FORGETTING_AFTER_DRIFT
+        self._gram *= forgetting
+        self._gram += np.outer(relative, relative)
+        self._moment *= forgetting
+        self._moment += relative
+        squared = min(fit_error * fit_error, 1.0)
+        self._error_variance += 0.01 * (squared - self._error_variance)
+
+    def _learn_left_over(self, bucket: int, surplus: float) -> None:
+        """What the fit leaves over near this number of tokens, shrunk towards nothing."""
+        self._left_over[bucket] *= _LEFT_OVER_RATE
+        self._left_over[bucket] += surplus
+        self._left_over_weight[bucket] *= _LEFT_OVER_RATE
+        self._left_over_weight[bucket] += 1.0
+        weight = self._left_over_weight[bucket] + _LEFT_OVER_PRIOR_STEPS
+        self._factors[bucket] = 1.0 + self._left_over[bucket] / weight
+
+    def _forget(self) -> None:
+        """The machine has changed: keep little of what was, and forget faster for a while."""
+        self.num_alarms += 1
+        self._steps_of_drift = _STEPS_AFTER_DRIFT
+        # As if what is kept had been measured on the machine as it is now.
+        self._gram *= _KEPT_AT_DRIFT / self._level**2
+        self._moment *= _KEPT_AT_DRIFT / self._level
+        self._level = 1.0
+        self._left_over[:] = self._left_over_weight[:] = 0.0
+        self._factors[:] = 1.0
+
+    def _refit(self) -> None:
+        """Solve anew, without what would be negative and edges that do not matter."""
+        ridge = _RIDGE * max(float(self._gram.trace()) / NUM_FEATURES, 1e-9)
+        kept = np.flatnonzero(np.diag(self._gram) > 0)
+        weights = np.zeros(NUM_FEATURES)
+        while len(kept):
+            normal = self._gram[np.ix_(kept, kept)]
+            normal[np.diag_indices_from(normal)] += ridge
+            inverse = np.linalg.inv(normal)
+            solution = inverse @ (self._moment[kept] + ridge * _PRIOR_MS[kept])
+            deviation = np.sqrt(np.maximum(np.diag(inverse), 0) * self._error_variance) + 1e-12
+            worth = solution / deviation
+            needed = np.where(kept >= NUM_SMOOTH, _SIGNIFICANT_T, 0.0)
+            surplus = worth - needed
+            if surplus.min() >= 0:
+                weights[kept] = solution
+                break
+            kept = np.delete(kept, surplus.argmin())
+        if weights.any():
+            self._terms = CostTerms.of(weights)
+        used = self._left_over_weight > 0
+        total = self._left_over_weight[used] + _LEFT_OVER_PRIOR_STEPS
+        self._factors[used] = 1.0 + self._left_over[used] / total
+
+
+def _bucket(num_tokens: int) -> int:
+    return min(num_tokens // _BUCKET_TOKENS, _NUM_BUCKETS - 1)

@@ -1,0 +1,188 @@
+"""What the time of a step depends on, as numbers that are known before it runs. No torch."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+EDGES = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
+"""Numbers of tokens at which hardware may start another wave of tiles; which of them do, is
+learned."""
+
+_SCALES = np.array([1.0, 256.0, 64.0, 1e5, 256.0**2, 256.0 * 1024, 64.0, 8.0, 1e8])
+_EDGES = np.array(EDGES)
+NUM_SMOOTH = len(_SCALES)
+NUM_FEATURES = NUM_SMOOTH + len(EDGES)
+
+
+class Row(NamedTuple):
+    """What one chunk of a step asks of the machine."""
+
+    num_tokens: int
+    """Rows of the forward pass; 1 for a decode."""
+    start: int
+    """Tokens of its request that are in the KV cache already."""
+    rank: float
+    """Its part of its adapter's rank: rank ÷ chunks of this step on that adapter; 0 for base."""
+    is_decode: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepFeatures:
+    """One step, seen by the cost model."""
+
+    num_tokens: int
+    """Rows of the forward pass."""
+    num_decodes: int
+    """Chunks of requests that decode, one token each."""
+    prefill_tokens: int
+    """Tokens of all chunks of prompts: num_tokens - num_decodes."""
+    prefill_squared: float
+    """Sum over chunks of prompts of (tokens of the chunk)²."""
+    prefill_context: float
+    """Sum over chunks of prompts of tokens × tokens before the chunk."""
+    kv_tokens: int
+    """Tokens of context that decodes read."""
+    sum_rank: float = 0.0
+    """Sum of the ranks of the step's distinct adapters, or anything proportional to it, such as
+    their bytes, as long as it is always the same."""
+    num_adapters: int = 0
+    """Distinct adapters of the step; the base model does not count."""
+    bytes_in_flight: int = 0
+    """Bytes of adapters that are being copied to the device beside the step."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Row], num_adapters: int = 0, bytes_in_flight: int = 0
+    ) -> "StepFeatures":
+        """Sum up the chunks of a step."""
+        num_decodes = kv_tokens = prefill_tokens = 0
+        squared = context = sum_rank = 0.0
+        for num_tokens, start, rank, is_decode in rows:
+            sum_rank += rank
+            if is_decode:
+                num_decodes += 1
+                kv_tokens += start
+            else:
+                prefill_tokens += num_tokens
+                squared += num_tokens * num_tokens
+                context += num_tokens * start
+        return cls(
+            num_tokens=num_decodes + prefill_tokens,
+            num_decodes=num_decodes,
+            prefill_tokens=prefill_tokens,
+            prefill_squared=squared,
+            prefill_context=context,
+            kv_tokens=kv_tokens,
+            sum_rank=sum_rank,
+            num_adapters=num_adapters,
+            bytes_in_flight=bytes_in_flight,
+        )
+
+    def with_chunk(self, num_tokens: int, start: int) -> "StepFeatures":
+        """Return the step with one more chunk of a prompt, on an adapter that it has already."""
+        return replace(
+            self,
+            num_tokens=self.num_tokens + num_tokens,
+            prefill_tokens=self.prefill_tokens + num_tokens,
+            prefill_squared=self.prefill_squared + num_tokens * num_tokens,
+            prefill_context=self.prefill_context + num_tokens * start,
+        )
+
+
+def vector(step: StepFeatures) -> Floats:
+    """Features of a step, scaled to about 1: float64 of shape (NUM_FEATURES,)."""
+    features = np.zeros(NUM_FEATURES)
+    features[:NUM_SMOOTH] = (
+        1.0,
+        step.num_tokens,
+        step.num_decodes,
+        step.kv_tokens,
+        step.prefill_squared,
+        step.prefill_context,
+        step.sum_rank,
+        step.num_adapters,
+        step.bytes_in_flight,
+    )
+    features[:NUM_SMOOTH] /= _SCALES
+    features[NUM_SMOOTH : NUM_SMOOTH + bisect_left(EDGES, step.num_tokens)] = 1.0
+    return features
+
+
+@dataclass(frozen=True, slots=True)
+class CostTerms:
+    """What each feature of a step costs, in ms; none is negative."""
+
+    constant_ms: float
+    token_ms: float
+    decode_ms: float
+    kv_token_ms: float
+    squared_ms: float
+    context_ms: float
+    rank_ms: float
+    adapter_ms: float
+    byte_ms: float
+    edge_ms: Floats
+    """Beyond the first i edges together; shape (edges + 1,)."""
+
+    @classmethod
+    def of(cls, weights: Floats) -> "CostTerms":
+        """From weights of `vector`'s features."""
+        constant, token, decode, kv_token, squared, context, rank, adapter, byte = (
+            weights[:NUM_SMOOTH] / _SCALES
+        ).tolist()
+        edges = np.concatenate(([0.0], weights[NUM_SMOOTH:].cumsum()))
+        return cls(constant, token, decode, kv_token, squared, context, rank, adapter, byte, edges)
+
+    def step_ms(self, step: StepFeatures) -> float:
+        """Time of one step."""
+        return (
+            self._fixed_ms(step)
+            + self.token_ms * step.num_tokens
+            + self.squared_ms * step.prefill_squared
+            + self.context_ms * step.prefill_context
+            + float(self.edge_ms[bisect_left(EDGES, step.num_tokens)])
+        )
+
+    def chunks_ms(self, step: StepFeatures, sizes: Floats, start: int) -> Floats:
+        """Times of a step with one more chunk of each of k sizes; shapes (k,)."""
+        num_tokens = sizes + step.num_tokens
+        fixed = (
+            self._fixed_ms(step)
+            + self.squared_ms * step.prefill_squared
+            + self.context_ms * step.prefill_context
+        )
+        ms = num_tokens * self.token_ms
+        ms += sizes * (sizes * self.squared_ms + self.context_ms * start)
+        ms += self.edge_ms[np.searchsorted(_EDGES, num_tokens)]
+        ms += fixed
+        return ms
+
+    def rows_ms(self, rows: Sequence[Row]) -> Floats:
+        """What each chunk adds to its step; the constant is divided equally. Shape (rows,)."""
+        num_tokens, start, rank, is_decode = (
+            np.array(column, float) for column in zip(*rows, strict=True)
+        )
+        attended = start * self.context_ms + num_tokens * self.squared_ms
+        ms = np.where(
+            is_decode > 0, start * self.kv_token_ms + self.decode_ms, num_tokens * attended
+        )
+        ms += num_tokens * self.token_ms
+        ms += rank * self.rank_ms
+        ms += self.constant_ms / len(rows)
+        return np.asarray(ms)
+
+    def _fixed_ms(self, step: StepFeatures) -> float:
+        return (
+            self.constant_ms
+            + self.decode_ms * step.num_decodes
+            + self.kv_token_ms * step.kv_tokens
+            + self.rank_ms * step.sum_rank
+            + self.adapter_ms * step.num_adapters
+            + self.byte_ms * step.bytes_in_flight
+        )

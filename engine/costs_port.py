@@ -1,0 +1,59 @@
+"""What the scheduler asks of whoever predicts times and lengths."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.cost_features import Row, StepFeatures
+
+
+class StepCosts(Protocol):
+    """Predicts steps of one model on one device; see `engine.cost`."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that it has learned from; below `SchedulerConfig.min_learned_steps` nobody bounds a
+        step by its predictions."""
+        ...
+
+    def predict_ms(self, step: StepFeatures, /) -> float:
+        """Time of one step."""
+        ...
+
+    def predict_chunks_ms(
+        self, step: StepFeatures, chunk_tokens: Sequence[int], start: int
+    ) -> Iterable[float]:
+        """Times of a step with one more chunk of a prompt, for each of several sizes of it;
+        `start` tokens of the prompt are computed already."""
+        ...
+
+    def observe(self, step: StepFeatures, ms: float) -> None:
+        """Learn from a step that took `ms`."""
+        ...
+
+    def request_ms(
+        self,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: float,
+        rank: float = 0.0,
+        load_bytes: int = 0,
+    ) -> float:
+        """What a request costs the machine from start to end, the load of its adapter included."""
+        ...
+
+    def shares(self, rows: Sequence[Row], step_ms: float) -> Iterable[float]:
+        """Divide a step's time among its chunks, in their order; the sum is `step_ms`."""
+        ...
+
+
+class OutputLengths(Protocol):
+    """Predicts how many tokens a request will generate."""
+
+    def predict(self, adapter: AdapterKey | None, max_tokens: int, /) -> float:
+        """Expected output of a choice, at least 1 and at most `max_tokens`."""
+        ...
+
+    def observe(self, adapter: AdapterKey | None, num_tokens: int, /) -> None:
+        """A choice ended by itself after `num_tokens`."""
+        ...

@@ -1,0 +1,350 @@
+"""Waiting requests of many tenants, offered by deficit and by what is there already."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from loraplex.adapters.residency import State
+from loraplex.engine.admission import AdmissionView, Blocked
+from loraplex.engine.fairness import FairShare
+from loraplex.engine.request import Request, Status
+from loraplex.engine.tenant_queue import TenantQueue
+from loraplex.engine.waits import WaitClock
+
+_NUM_HEADS = 16
+"""Tenants among whose first requests the best is chosen; those that have been eligible longest."""
+_MAX_GAP_TENANTS = 64
+"""Tenants that are looked at for a request that fills a gap, each time."""
+_MAX_PROGRAMS = 4096
+
+_Head = tuple[bool, float, str, Request]
+
+
+@dataclass(frozen=True, slots=True)
+class FairSettings:
+    """Caps from which the bound on unfairness follows; see `FairShare`."""
+
+    quantum_ms: float
+    """What a refill gives a tenant of weight 1."""
+    overdraft_ms: float
+    """How far gaps may be filled on credit, and what one request may make others compute again."""
+    max_skips: int
+    """Times that a request may be overtaken within its tenant, and by others while memory is being
+    kept for it."""
+    max_open: int
+    """Requests that run or whose adapters are on their way."""
+
+
+class FairQueue:
+    """Tenants take turns by deficit. Of those whose turn it has been longest the one goes first
+    whose adapter is there already, then the one whose first token is due first.
+
+    Who needs a load is charged when the load starts, is *committed* from then on, and runs before
+    all others when its adapter has come. A tenant whose turn it is, but for whose first request
+    there is too little memory, holds a *reservation*: nobody's deficit grows, no load starts, and
+    what runs before it must end before it can start, by prediction, and a bounded number of times.
+    """
+
+    def __init__(self, settings: FairSettings) -> None:
+        self._settings = settings
+        self._share = FairShare(settings.quantum_ms, settings.overdraft_ms, self._on_change)
+        self._tenants: dict[str, TenantQueue] = {}
+        self._parked: set[str] = set()
+        """Tenants all of whose requests wait for adapters that are on their way: they compete for
+        nothing."""
+        self._committed: OrderedDict[str, Request] = OrderedDict()
+        self._attained_ms: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """What programs have had of the machine, those that run by prediction; the newest."""
+        self._expected_ms: dict[str, float] = {}
+        """Of requests of programs, from their charge to their end."""
+        self._reserved: Request | None = None
+        self._skips: dict[str, int] = {}
+        """Of requests for which memory is being kept: how often others have filled the gap."""
+        self._num_queued = 0
+        self._refusal: Blocked | None = None
+        self._now = 0.0
+        self._view: AdmissionView | None = None
+
+    def __len__(self) -> int:
+        return self._num_queued + len(self._committed)
+
+    @property
+    def share(self) -> FairShare:
+        """The deficits."""
+        return self._share
+
+    @property
+    def reserved(self) -> Request | None:
+        """The request for which memory is being kept."""
+        return self._reserved
+
+    def num_skips(self, request: Request) -> int:
+        """Requests that were admitted while memory was being kept for this one."""
+        return self._skips.get(request.key, 0)
+
+    def is_idle(self, view: AdmissionView) -> bool:
+        """True if none of its requests could start, whatever were free: each waits for a load."""
+        return len(self._parked) == len(self._tenants) and all(
+            view.adapter_state(request) is State.LOADING for request in self._committed.values()
+        )
+
+    def add(self, request: Request, now: float) -> None:
+        """Take a request that arrived at `now`."""
+        self._now = now
+        queue = self._queue_of(request)
+        queue.weight = request.submission.submit.weight
+        queue.add(request)
+        self._joined(request, queue)
+
+    def put_back(self, request: Request) -> None:
+        """Take a request that lost its KV blocks."""
+        queue = self._queue_of(request)
+        queue.put_back(request)
+        self._joined(request, queue)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request that ended while it waited."""
+        if self._committed.pop(request.key, None) is not None:
+            self._close(request)
+        else:
+            tenant = _tenant(request)
+            self._tenants[tenant].remove(request)
+            self._left(tenant)
+        self._share.forget(request.key)
+        self._unreserve(request)
+
+    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
+        """See `AdmissionPolicy.candidates`."""
+        self._now, self._view = now, view
+        self._unpark(view)
+        first: Request | None = None
+        for request in self._before_all(view):
+            yield request
+            if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
+                return
+            if self._refusal in {Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY}:
+                first = first or request
+        if first is None:
+            for request in self._in_turn(view):
+                yield request
+                if self._keeps_memory(request):
+                    first = request
+                    break
+        if first is not None:
+            if self._reserved is None and first.key not in self._committed:
+                self._reserved = first
+            yield from self._gap_fillers(first, view)
+
+    def admitted(self, request: Request) -> None:
+        """The candidate runs."""
+        self._refusal = None
+        if self._committed.pop(request.key, None) is None:
+            self._charge(request)
+        self._unreserve(request)
+
+    def blocked(self, request: Request, by: Blocked) -> None:
+        """The candidate could not start; its load has begun if that is what it needs."""
+        self._refusal = by
+        if by is not Blocked.LOADING:
+            return
+        assert self._view is not None
+        if request.key not in self._committed:
+            self._charge(request)
+            self._committed[request.key] = request
+        self._share.use(request.key, self._load_ms(request))
+        self._unreserve(request)
+
+    def measured(self, shares_ms: Mapping[str, float]) -> None:
+        """Charge this queue's requests what they used beyond their charges."""
+        self._share.use_all(shares_ms)
+
+    def ended(self, request: Request) -> None:
+        """An admitted request ended or lost its KV blocks."""
+        self._close(request)
+        if request.status is Status.FINISHED:
+            self._share.forget(request.key)
+
+    def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:
+        """Charge a request for pushing out another. Within a tenant that is free, since the victim
+        is charged for all of it when it is admitted again, and only then."""
+        if _tenant(request) == _tenant(victim):
+            return True
+        return self._share.prepay(request.key, victim.key, recompute_ms)
+
+    def check(self) -> None:
+        """Assert the conservation laws; holds between any two calls."""
+        self._share.check()
+        assert self._num_queued == sum(map(len, self._tenants.values()))
+        assert all(self._tenants.values()), "a tenant waits with nothing"
+        assert self._parked <= self._tenants.keys()
+        assert all(self._share.is_open(key) for key in self._committed)
+
+    # What follows is what the tests' mutants break.
+
+    def _load_ms(self, request: Request) -> float:
+        """What starting its load costs."""
+        assert self._view is not None
+        return self._view.load_ms(request)
+
+    def _cost_ms(self, request: Request, view: AdmissionView) -> float:
+        """What admitting it costs, the load included."""
+        return view.predicted_ms(request)
+
+    def _keeps_memory(self, request: Request) -> bool:  # noqa: ARG002
+        """True if nobody may go on past this candidate."""
+        return self._refusal in {Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY}
+
+    def _before_all(self, view: AdmissionView) -> Iterator[Request]:
+        """Requests that were charged or held a reservation before this step."""
+        for request in list(self._committed.values()):
+            if view.adapter_state(request) is not State.LOADING:
+                yield request
+        if self._reserved is None:
+            return
+        tenant = _tenant(self._reserved)
+        may_go = self._tenants[tenant].may_overtake(self._reserved, view.adapter_state)
+        if not may_go or not self._share.is_eligible(tenant):
+            # Its tenant's oldest must wait no longer, or it has used more than was predicted.
+            self._unreserve(self._reserved)
+        elif view.adapter_state(self._reserved) is not State.LOADING:
+            yield self._reserved
+
+    def _in_turn(self, view: AdmissionView) -> Iterator[Request]:
+        """First requests of eligible tenants; deficits grow when there is none."""
+        heads: list[_Head] = []
+        eligible = iter(self._share.eligible)
+        while self._share.num_open < self._settings.max_open:
+            while len(heads) < _NUM_HEADS and (tenant := next(eligible, None)) is not None:
+                self._push_head(heads, tenant, view)
+            if not heads:
+                if not self._share.can_refill:
+                    return
+                self._share.refill()
+                eligible = iter(self._share.eligible)
+                continue
+            *_, tenant, request = heappop(heads)
+            yield request
+            if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
+                return
+            if self._share.is_eligible(tenant):
+                self._push_head(heads, tenant, view)
+
+    def _gap_fillers(self, first: Request, view: AdmissionView) -> Iterator[Request]:
+        """Requests on resident adapters that will have ended before `first` can start."""
+        wait_ms: float | None = None
+        kept = [request for request in (first, self._reserved) if request is not None]
+        eligible = self._share.eligible
+        others = (tenant for tenant in self._tenants if not self._share.is_eligible(tenant))
+        for num_looked_at, tenant in enumerate([*eligible, *others]):
+            if (
+                num_looked_at == _MAX_GAP_TENANTS
+                or any(self.num_skips(each) >= self._settings.max_skips for each in kept)
+                or self._share.num_open >= self._settings.max_open
+            ):
+                return
+            queue = self._tenants[tenant]
+            is_own = any(tenant == _tenant(each) for each in kept)
+            # What memory is kept for will overtake its tenant's oldest too, if it is another.
+            if tenant in self._parked or (is_own and queue.num_skips + 1 >= queue.max_skips):
+                continue
+            request = queue.first(view.adapter_state, resident_only=True)
+            if request is None or request in kept or not view.fits(request):
+                continue
+            if wait_ms is None:
+                wait_ms = view.predicted_wait_ms(first)
+            if view.predicted_run_ms(request) > wait_ms or not self._may_fill(request, view):
+                continue
+            yield request
+            if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
+                return
+            if self._refusal is None:
+                self._skips |= {each.key: self.num_skips(each) + 1 for each in kept}
+
+    def _may_fill(self, request: Request, view: AdmissionView) -> bool:
+        tenant = _tenant(request)
+        if self._share.is_eligible(tenant):
+            return True
+        return self._share.may_fill_gap(tenant, self._cost_ms(request, view))
+
+    def _push_head(self, heads: list[_Head], tenant: str, view: AdmissionView) -> None:
+        request = self._tenants[tenant].first(view.adapter_state)
+        if request is None:
+            self._parked.add(tenant)
+            self._share.stop_waiting(tenant)
+            return
+        is_absent = view.adapter_state(request) is State.ABSENT
+        heappush(heads, (is_absent, request.submission.first_token_due_s, tenant, request))
+
+    def _unpark(self, view: AdmissionView) -> None:
+        for tenant in sorted(self._parked):
+            queue = self._tenants[tenant]
+            if queue.first(view.adapter_state) is not None:
+                self._parked.remove(tenant)
+                self._share.wait(tenant, queue.weight)
+
+    def _charge(self, request: Request) -> None:
+        """It leaves its tenant's queue and is charged for all of it."""
+        assert self._view is not None
+        tenant, cost_ms = _tenant(request), self._cost_ms(request, self._view)
+        self._tenants[tenant].take(request)
+        self._share.charge(request.key, tenant, cost_ms)
+        if request.submission.submit.program:
+            self._expected_ms[request.key] = cost_ms
+            self._attain(request, cost_ms)
+        self._left(tenant)
+
+    def _close(self, request: Request) -> None:
+        """Give back what it did not use."""
+        used_ms = self._share.close(request.key)
+        if request.submission.submit.program:
+            self._attain(request, used_ms - self._expected_ms.pop(request.key))
+
+    def _attain(self, request: Request, ms: float) -> None:
+        key = _tenant(request), request.submission.submit.program
+        self._attained_ms[key] = self._attained_ms.pop(key, 0.0) + ms
+        if len(self._attained_ms) > _MAX_PROGRAMS:
+            self._attained_ms.popitem(last=False)
+
+    def _unreserve(self, request: Request) -> None:
+        self._skips.pop(request.key, None)
+        if request is self._reserved:
+            self._reserved = None
+
+    def _queue_of(self, request: Request) -> TenantQueue:
+        tenant = _tenant(request)
+        queue = self._tenants.get(tenant)
+        if queue is None:
+            clock = WaitClock(self._now, request.clock.leader)
+            queue = TenantQueue(
+                request.submission.submit.weight,
+                clock,
+                self._settings.max_skips,
+                lambda program: self._attained_ms.get((tenant, program), 0.0),
+            )
+            self._tenants[tenant] = queue
+        return queue
+
+    def _joined(self, request: Request, queue: TenantQueue) -> None:
+        tenant = _tenant(request)
+        self._num_queued += 1
+        request.clock.follow(queue.clock, self._now)
+        if tenant not in self._parked:
+            self._share.wait(tenant, queue.weight)
+            self._on_change(tenant, self._share.is_eligible(tenant))
+
+    def _left(self, tenant: str) -> None:
+        self._num_queued -= 1
+        if not self._tenants[tenant]:
+            del self._tenants[tenant]
+            self._parked.discard(tenant)
+            self._share.stop_waiting(tenant)
+
+    def _on_change(self, tenant: str, eligible: bool) -> None:
+        queue = self._tenants.get(tenant)
+        if queue is not None:
+            queue.clock.switch(None if eligible else "share", self._now)
+
+
+def _tenant(request: Request) -> str:
+    return request.submission.submit.tenant

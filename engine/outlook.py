@@ -1,0 +1,139 @@
+"""What admission may know: what is there now, and what is likely to come."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from loraplex.adapters.residency import Residency, State
+from loraplex.engine.admission import Blocked
+from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.costs_port import OutputLengths, StepCosts
+from loraplex.engine.kv_blocks import BlockPool
+from loraplex.engine.request import Request
+from loraplex.engine.shared_prompt import shareable_blocks
+
+
+class Outlook:
+    """An `AdmissionView` of a scheduler. Predictions are in ms; nothing changes by asking, but that
+    a waiting request remembers what length was predicted."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        residency: Residency,
+        costs: StepCosts,
+        lengths: OutputLengths,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._residency = residency
+        self._costs = costs
+        self._lengths = lengths
+        self._running: list[Request] = []
+        self._computed: Callable[[Request], int] = _computed_before
+        self._step_ms = 0.0
+
+    def begin_step(
+        self, running: list[Request], computed: Callable[[Request], int], step_ms: float
+    ) -> None:
+        """Look at these running requests, of which `computed` tells the tokens in the KV cache
+        after this step, and of which a step took `step_ms` of late."""
+        self._running, self._computed, self._step_ms = running, computed, step_ms
+
+    def adapter_state(self, request: Request) -> State:
+        """Where its adapter is; RESIDENT for the base model."""
+        return State.RESIDENT if request.adapter is None else self._residency.state(request.adapter)
+
+    def shared(self, request: Request) -> list[int]:
+        """Blocks that it can take over from another choice."""
+        return shareable_blocks(request, self._pool.block_size, self._computed)
+
+    def missing(self, request: Request, shared: list[int], num_running: int) -> Blocked | None:
+        """What a request lacks to start now; LOADING also for one whose load may start."""
+        if num_running >= self._config.max_running:
+            return Blocked.SLOTS
+        state = self.adapter_state(request)
+        if state is State.LOADING:
+            return Blocked.LOADING
+        if state is State.ABSENT:
+            can_load = self._residency.can_load(request.submission.adapter_bytes)
+            return Blocked.LOADING if can_load else Blocked.ADAPTER_MEMORY
+        if self._pool.missing(shared, request.num_tokens) > self._pool.num_free:
+            return Blocked.KV_BLOCKS
+        return None
+
+    def fits(self, request: Request) -> bool:
+        """True if there are KV blocks for it now."""
+        return self._missing_blocks(request) <= 0
+
+    def predicted_ms(self, request: Request) -> float:
+        """What all that is left of it costs the machine: prefill, decodes, load."""
+        self._expect(request)
+        return self._costs.request_ms(
+            request.num_tokens,
+            len(self.shared(request)) * self._pool.block_size,
+            self._output_left(request),
+            request.submission.rank,
+            self._load_bytes(request),
+        )
+
+    def load_ms(self, request: Request) -> float:
+        """The load's part of that; 0 where none is needed."""
+        load_bytes = self._load_bytes(request)
+        if not load_bytes:
+            return 0.0
+        return self._costs.request_ms(1, 0, 0, 0.0, load_bytes) - self._costs.request_ms(1, 0, 0)
+
+    def recompute_ms(self, request: Request) -> float:
+        """What it costs to compute anew what a running request has in the KV cache."""
+        if not request.num_computed_tokens:
+            return 0.0
+        return self._costs.request_ms(request.num_computed_tokens, 0, 0, request.submission.rank)
+
+    def predicted_run_ms(self, request: Request) -> float:
+        """Wall time from its start to its end."""
+        self._expect(request)
+        prefill_steps = -(-request.num_tokens // self._config.max_step_tokens)
+        return (prefill_steps + self._output_left(request)) * self._step_ms
+
+    def predicted_wait_ms(self, request: Request) -> float:
+        """Wall time until those that run will have left enough blocks and memory for it."""
+        missing_blocks = self._missing_blocks(request)
+        missing_bytes = self._load_bytes(request) - self._residency.loadable_bytes
+        num_leases = Counter(other.adapter for other in self._running)
+        steps = 0.0
+        for steps_left, other in sorted(
+            ((self._output_left(other), other) for other in self._running), key=_steps_left
+        ):
+            if missing_blocks <= 0 and missing_bytes <= 0:
+                break
+            steps = steps_left
+            missing_blocks -= len(other.block_table)
+            num_leases[other.adapter] -= 1
+            if not num_leases[other.adapter]:
+                missing_bytes -= other.submission.adapter_bytes
+        return steps * self._step_ms
+
+    def _missing_blocks(self, request: Request) -> int:
+        needed = self._pool.blocks_for(request.num_tokens) - len(self.shared(request))
+        return needed - self._pool.num_free
+
+    def _load_bytes(self, request: Request) -> int:
+        is_absent = self.adapter_state(request) is State.ABSENT
+        return request.submission.adapter_bytes if is_absent else 0
+
+    def _output_left(self, request: Request) -> float:
+        """Expected tokens that are still to come, at least 1."""
+        return max(1.0, request.expected_tokens - request.num_output_tokens)
+
+    def _expect(self, request: Request) -> None:
+        max_tokens = request.submission.sampling.max_tokens
+        request.expected_tokens = self._lengths.predict(request.adapter, max_tokens)
+
+
+def _computed_before(request: Request) -> int:
+    return request.num_computed_tokens
+
+
+def _steps_left(item: tuple[float, Request]) -> float:
+    return item[0]

@@ -1,0 +1,108 @@
+"""Recorded requests, read from the files in which others have published them."""
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from loraplex.engine.simulation.errors import TraceInvalid
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace."""
+
+    arrival_s: float
+    tenant: str
+    prompt_tokens: int
+    """At least 1; so is `output_tokens`."""
+    output_tokens: int
+    """After so many the model ends the output by itself."""
+    adapter: str | None = None
+    """Its digest; None is the base model."""
+    rank: int = 0
+    cancelled_after_s: float | None = None
+    """Its client leaves so long after its arrival, unless it has ended before."""
+
+
+def read_trace(path: Path) -> tuple[TraceRequest, ...]:
+    """Read a trace; its first line tells which kind it is. Sorted by arrival, which starts at 0.
+
+    | kind | first line | source |
+    |---|---|---|
+    | VTC | arrival_s,client,input_tokens,output_tokens | Ying1123/VTC-artifact, as CSV |
+    | ServeGen | arrival_s,tenant,input_tokens,output_tokens | alibaba/ServeGen, sampled |
+    | Azure | TIMESTAMP,ContextTokens,GeneratedTokens | Azure/AzurePublicDataset; one tenant |
+    | Mooncake | a JSON object with timestamp in ms | kvcache-ai/Mooncake; one tenant |
+
+    Raises TraceInvalid, naming file and line.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            first = file.readline().strip()
+            read = _READERS.get(first) or (_read_mooncake if first.startswith("{") else None)
+            if read is None:
+                raise TraceInvalid(
+                    f"trace {path}: its first line is {first[:80]!r}, which is the header of no "
+                    f"known kind; known are {'; '.join(_READERS)}; and Mooncake's JSON lines"
+                )
+            file.seek(0)
+            requests = sorted(_checked(path, read(file)), key=lambda r: r.arrival_s)
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceInvalid(f"trace {path}: cannot be read: {error}") from error
+    if not requests:
+        raise TraceInvalid(f"trace {path}: holds no request")
+    start_s = requests[0].arrival_s
+    return tuple(_at(request, request.arrival_s - start_s) for request in requests)
+
+
+def _at(request: TraceRequest, arrival_s: float) -> TraceRequest:
+    return TraceRequest(arrival_s, request.tenant, request.prompt_tokens, request.output_tokens)
+
+
+def _checked(path: Path, requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
+    number = 1
+    try:
+        for number, request in enumerate(requests, 2):  # noqa: B007  told in errors
+            if request.prompt_tokens > 0 and request.output_tokens > 0:
+                yield request
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceInvalid(f"trace {path}: line {number + 1} cannot be read: {error!r}") from error
+
+
+def _read_tenants(tenant_field: str) -> Callable[[Iterable[str]], Iterator[TraceRequest]]:
+    def read(lines: Iterable[str]) -> Iterator[TraceRequest]:
+        for row in csv.DictReader(lines):
+            yield TraceRequest(
+                float(row["arrival_s"]),
+                row[tenant_field],
+                int(row["input_tokens"]),
+                int(row["output_tokens"]),
+            )
+
+    return read
+
+
+def _read_azure(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    for row in csv.DictReader(lines):
+        at = datetime.fromisoformat(row["TIMESTAMP"][:26] + "+00:00")
+        yield TraceRequest(
+            at.timestamp(), "azure", int(row["ContextTokens"]), int(row["GeneratedTokens"])
+        )
+
+
+def _read_mooncake(lines: Iterable[str]) -> Iterator[TraceRequest]:
+    for line in lines:
+        row = json.loads(line)
+        yield TraceRequest(
+            row["timestamp"] / 1e3, "mooncake", row["input_length"], row["output_length"]
+        )
+
+
+_READERS: Mapping[str, Callable[[Iterable[str]], Iterator[TraceRequest]]] = {
+    "arrival_s,client,input_tokens,output_tokens": _read_tenants("client"),
+    "arrival_s,tenant,input_tokens,output_tokens": _read_tenants("tenant"),
+    "TIMESTAMP,ContextTokens,GeneratedTokens": _read_azure,
+}

@@ -1,0 +1,69 @@
+"""How much of prompts a step may compute, so that running requests get their tokens in time.
+
+Each token of a request has a deadline, arrival + TTFT target + j · TPOT target, as in
+https://arxiv.org/abs/2510.14392: what a request is ahead of its pace is slack that prompts may use,
+and one long step costs nobody anything who is far enough ahead.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import inf
+
+from loraplex.engine.config import SchedulerConfig, Targets
+from loraplex.engine.cost_features import StepFeatures
+from loraplex.engine.costs_port import StepCosts
+from loraplex.engine.draft import Draft
+from loraplex.engine.protocol import ServiceTier
+from loraplex.engine.request import Request
+
+_NUM_SIZES = 24
+_NO_TARGETS = Targets()
+
+
+def bound_prefills(
+    draft: Draft, costs: StepCosts, config: SchedulerConfig, bytes_in_flight: int, now: float
+) -> None:
+    """Take from the budget of a step what would make those late whose tokens are in it.
+
+    As long as the cost model has learned little, `max_step_tokens` alone rules.
+    """
+    if costs.num_steps < config.min_learned_steps:
+        return
+    slack = slack_ms(draft.requests, config.targets, now)
+    if slack < inf:
+        features = draft.features(bytes_in_flight)
+        fitting = prefill_tokens(costs, features, slack, draft.budget, config.min_prefill_tokens)
+        draft.is_bounded = fitting < draft.budget
+        draft.budget = fitting
+
+
+def slack_ms(
+    decoding: Iterable[Request], targets: Mapping[ServiceTier, Targets], now: float
+) -> float:
+    """How long a step may take until the first of these requests is late; `inf` without targets.
+
+    A request that is late already may ask for its pace and no more: were steps as short as could
+    be, prompts would hardly advance, and all would be later still.
+    """
+    smallest = inf
+    for request in decoding:
+        submission = request.submission
+        pace_ms = targets.get(submission.submit.service_tier, _NO_TARGETS).tpot_ms
+        left_ms = (submission.first_token_due_s - now) * 1e3 + request.num_output_tokens * pace_ms
+        smallest = min(smallest, max(left_ms, pace_ms))
+    return smallest
+
+
+def prefill_tokens(
+    costs: StepCosts, step: StepFeatures, slack: float, at_most: int, at_least: int
+) -> int:
+    """Tokens of prompts to add to a step so that it takes at most `slack` ms, by prediction.
+
+    Between `at_least`, so that prompts advance whatever is late, and `at_most`.
+    """
+    floor = min(at_least, at_most)
+    sizes = sorted({floor + (at_most - floor) * i // _NUM_SIZES for i in range(_NUM_SIZES + 1)})
+    fitting = floor
+    for size, ms in zip(sizes, costs.predict_chunks_ms(step, sizes, 0), strict=True):
+        if ms <= slack:
+            fitting = max(fitting, size)
+    return fitting

@@ -1,0 +1,60 @@
+"""A cost model whose coefficients are known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.cost_features import Row, StepFeatures
+
+
+@dataclass
+class LinearCosts:
+    """A step costs a constant, so much per token and per token of context that a decode reads; a
+    load so much per byte. A request pays no constant, so that what it costs alone is additive."""
+
+    constant_ms: float = 0.0
+    token_ms: float = 1.0
+    context_ms: float = 0.0
+    load_ms: float = 10.0
+    num_steps: int = 0
+
+    def predict_ms(self, step: StepFeatures) -> float:
+        return self.constant_ms + self.token_ms * step.num_tokens + self.context_ms * step.kv_tokens
+
+    def predict_chunks_ms(
+        self, step: StepFeatures, chunk_tokens: Sequence[int], start: int
+    ) -> list[float]:
+        more = (replace(step, num_tokens=step.num_tokens + size) for size in chunk_tokens)
+        return [self.predict_ms(each) for each in more]
+
+    def observe(self, step: StepFeatures, ms: float) -> None:
+        self.num_steps += 1
+
+    def request_ms(
+        self,
+        prompt_tokens: int,
+        cached_tokens: int,
+        output_tokens: float,
+        rank: float = 0.0,
+        load_bytes: int = 0,
+    ) -> float:
+        tokens = prompt_tokens - cached_tokens + max(0.0, output_tokens - 1)
+        return self.token_ms * tokens + self.load_ms * load_bytes
+
+    def shares(self, rows: Sequence[Row], step_ms: float) -> list[float]:
+        num_tokens = sum(row.num_tokens for row in rows)
+        return [step_ms * row.num_tokens / num_tokens for row in rows]
+
+
+class KnownLengths:
+    """Expects of each request what it is told, up to its cap."""
+
+    def __init__(self, num_tokens: float = float("inf")) -> None:
+        self.num_tokens = num_tokens
+        self.observed: list[int] = []
+
+    def predict(self, adapter: AdapterKey | None, max_tokens: int) -> float:
+        return min(self.num_tokens, max_tokens)
+
+    def observe(self, adapter: AdapterKey | None, num_tokens: int) -> None:
+        self.observed.append(num_tokens)

@@ -44,8 +44,8 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> int:
     """Serve until a signal ends it; `announce` is called once requests can be sent. Returns how
     many requests were not settled.
 
-    Raises PortInUse, DataDirInUse, AddressInUse, DemoModelMissing, WorkerRefusedStart and what
-    opening the database raises.
+    Raises PortInUse, DataDirInUse, AddressInUse, DemoModelMissing, FileNotFoundError for a model,
+    WorkerRefusedStart and what opening the database raises.
     """
     with sole_platform(settings.data_dir), listen(settings) as listener:
         address, _ = stream_address(settings)
@@ -53,6 +53,7 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> int:
             pass  # a worker that runs there already would be taken for the one started here
         if settings.model == DEMO_MODEL and not demo_model_dir(settings.data_dir).exists():
             find_gguf()  # fails now, with its remedy, rather than in the worker a minute later
+        _refuse_absent(settings.model)
         async with open_resources(settings) as resources:
             server = GatewayServer(resources, listener)
             ready = asyncio.Event()
@@ -71,6 +72,15 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> int:
             finally:
                 await supervisor.stop(WORKER_STOP_S)
             return server.num_unsettled
+
+
+def _refuse_absent(model: str) -> None:
+    """Raise FileNotFoundError for what is a path, and no name on a hub, where nothing is."""
+    if model.startswith(("./", "../", "/")) and not Path(model).exists():
+        raise FileNotFoundError(
+            f"there is no model at {model}; name a folder with config.json and weights, a hub "
+            f"name or `{DEMO_MODEL}`"
+        )
 
 
 def _nothing() -> None:

@@ -10,8 +10,8 @@ NO_OP_FIELDS: Mapping[str, str] = {
     "safety_identifier": "names the client's own end user",
     "metadata": "labels for stored completions; none are stored",
     "store": "completions are not stored",
-    "prompt_cache_key": "prefixes are cached without hints",
-    "prompt_cache_retention": "prefixes are cached without hints",
+    "prompt_cache_key": "would steer a prefix cache; there is none",
+    "prompt_cache_retention": "would steer a prefix cache; there is none",
     "prediction": "speeds up some engines; never changes the output",
     "parallel_tool_calls": "says how tools are called; there are none",
 }

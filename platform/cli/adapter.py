@@ -55,7 +55,7 @@ def push(
     if not slash:
         raise typer.BadParameter(f"{name!r} is not of the form TENANT/NAME.")
 
-    async def work(context: CommandContext) -> "tuple[PublishedVersion, str]":
+    async def work(context: CommandContext) -> "tuple[PublishedVersion, str, bool]":
         from loraplex.adapters.registry import registry
         from loraplex.tenants import directory as tenants
 
@@ -63,22 +63,23 @@ def push(
             owner = await tenants.get_by_name(session, tenant)
         publication = _check_and_store(context.settings, adapter, directory, model)
         async with context.database.session() as session:
+            before = await registry.list_versions(session, owner.id)
             version = await registry.publish(session, owner.id, publication, context.now)
             served = await registry.resolve(session, owner.id, name, publication.base_model)
-            return version, served.name
+            return version, served.name, version in before
 
-    version, served = run(work, data_dir, database_url)
+    version, served, was_there = run(work, data_dir, database_url)
     if as_json:
         print_json([asdict(version)])
         return
-    typer.echo(
-        f"Published {version.model}@{version.version} "
-        f"(rank {version.rank}, {version.num_bytes:,} bytes, {version.digest})."
-    )
-    if served != f"{version.model}@{version.version}":
-        typer.echo(
-            f"These bytes were there before; {version.model} still means {served}.", err=True
-        )
+    published = f"{version.model}@{version.version}"
+    about = f"(rank {version.rank}, {version.num_bytes:,} bytes, {version.digest})"
+    if was_there:
+        typer.echo(f"These bytes are published as {published} already; nothing changed {about}.")
+    else:
+        typer.echo(f"Published {published} {about}.")
+    if served != published:
+        typer.echo(f"{version.model} still means {served}.", err=True)
 
 
 @app.command("list")

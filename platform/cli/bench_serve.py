@@ -28,7 +28,7 @@ Zipf = Annotated[
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(help="Requests per second, Poisson. [default: 1]", show_default=False),
+    typer.Option(help="Requests per second, Poisson. Default: 1.", show_default=False),
 ]
 NumRequests = Annotated[
     int | None,
@@ -37,10 +37,10 @@ NumRequests = Annotated[
     ),
 ]
 InputTokens = Annotated[
-    int | None, typer.Option(min=1, help="Length of a prompt. [default: 64]", show_default=False)
+    int | None, typer.Option(min=1, help="Length of a prompt. Default: 64.", show_default=False)
 ]
 OutputTokens = Annotated[
-    int | None, typer.Option(min=1, help="Length of an answer. [default: 32]", show_default=False)
+    int | None, typer.Option(min=1, help="Length of an answer. Default: 32.", show_default=False)
 ]
 Trace = Annotated[
     Path | None,
@@ -48,7 +48,7 @@ Trace = Annotated[
 ]
 Speed = Annotated[
     float | None,
-    typer.Option(help="Divides the times of a trace. [default: 1]", show_default=False),
+    typer.Option(help="Divides the times of a trace. Default: 1.", show_default=False),
 ]
 EndpointName = Annotated[Literal["completions", "chat"], typer.Option(help="Which route to call.")]
 SloMs = float | None

@@ -12,7 +12,7 @@ from loraplex.platform.cli.context import (
     DataDir,
     run,
 )
-from loraplex.platform.cli.output import print_json
+from loraplex.platform.cli.output import counted, print_json
 
 if TYPE_CHECKING:
     from loraplex.platform.billing_export import Export
@@ -51,7 +51,7 @@ def export(
     if as_json:
         print_json([manifest])
         return
-    typer.echo(f"Wrote {manifest['rows']} rows to {out}.")
+    typer.echo(f"Wrote {counted(int(str(manifest['rows'])), 'row')} to {out}.")
 
 
 async def _write(context: CommandContext, asked: "Export", out: Path) -> "dict[str, object]":

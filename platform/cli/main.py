@@ -1,5 +1,7 @@
 """`loraplex`: the command line. Heavy imports wait until a command needs them."""
 
+from typing import Annotated
+
 import typer
 
 from loraplex.platform.cli import (
@@ -18,9 +20,6 @@ from loraplex.platform.cli import (
 
 app = typer.Typer(
     name="loraplex",
-    help="Multi-tenant LoRA serving: one base model, thousands of tenants' adapters, one batch.\n\n"
-    "Start with `loraplex serve`: it runs everything on this machine with a demo model, and prints "
-    "an address, a key per tenant and a request to try.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,6 +45,28 @@ def version() -> None:
     from importlib.metadata import version as installed
 
     typer.echo(installed("loraplex"))
+
+
+def _version_and_exit(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def loraplex(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version_and_exit, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Multi-tenant LoRA serving: one base model, thousands of tenants' adapters, one batch.
+
+    Start with `loraplex serve`: it runs everything on this machine with a demo model, and prints
+    an address, a key per tenant and a request to try.
+    """
 
 
 def main() -> None:

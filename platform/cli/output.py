@@ -31,6 +31,11 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], empty:
         typer.echo("  ".join(padded).rstrip())
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"

@@ -23,7 +23,10 @@ def set_(
     prompt: Amount,
     completion: Amount,
     cached: Annotated[
-        str | None, typer.Option(help="Prompt tokens from the cache. Default: as --prompt.")
+        str | None,
+        typer.Option(
+            help="Prompt tokens from a prefix cache (there is none yet). Default: as --prompt."
+        ),
     ] = None,
     valid_from: Annotated[datetime | None, typer.Option(help="UTC. Default: now.")] = None,
     as_json: AsJson = False,

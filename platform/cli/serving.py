@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from loraplex.platform.serve import Ready
     from loraplex.platform.settings import Settings
 
-Host = Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")]
 Port = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. [default: 8000]")
+    int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one. Default: 8000.")
 ]
 RedisUrl = Annotated[
     str | None,
@@ -26,14 +26,15 @@ RedisUrl = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Base model: a folder, a hub name, or `demo`. [default: demo]")
+    str | None, typer.Option(help="Base model: a folder, a hub name, or `demo`. Default: demo.")
 ]
 Device = Annotated[
-    Literal["auto", "cpu", "cuda"] | None, typer.Option(help="Where the model runs.")
+    Literal["auto", "cpu", "cuda"] | None,
+    typer.Option(help="Where the model runs. Default: auto."),
 ]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Arithmetic of the model."),
+    typer.Option(help="Arithmetic of the model. Default: auto."),
 ]
 WorkerAddress = Annotated[
     str | None,
@@ -108,7 +109,9 @@ def worker(
     dtype: Dtype = None,
     worker_address: WorkerAddress = None,
     stop_with_parent: Annotated[
-        bool, typer.Option(help="End when standard input ends, that is with the parent.")
+        bool,
+        # For `serve`, which starts it: whoever runs a worker alone has no use for it.
+        typer.Option(help="End when standard input ends, that is with the parent.", hidden=True),
     ] = False,
 ) -> None:
     """Run the engine: one base model and the adapters of the data directory."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loraplex.platform.cli.context import AsJson, CommandContext, DatabaseUrl, DataDir, run
-from loraplex.platform.cli.output import print_json, print_table
+from loraplex.platform.cli.output import counted, print_json, print_table
 
 if TYPE_CHECKING:
     from loraplex.tenants.ledger import UsageRecord
@@ -82,7 +82,7 @@ def _print(records: "list[UsageRecord]") -> None:
                 r.cached_tokens,
                 r.completion_tokens,
                 r.finish_reason,
-                r.queue_ms,
+                round(r.queue_ms, 1),
                 _cost(r.currency, r.cost_pico),
             )
             for r in records
@@ -103,7 +103,7 @@ def _cost(currency: str | None, pico: int) -> str:
 
 def _sentence(total: "UsageSum") -> str:
     return (
-        f"In all {total.requests} requests, {total.prompt_tokens} prompt tokens "
+        f"In all {counted(total.requests, 'request')}, {total.prompt_tokens} prompt tokens "
         f"({total.cached_tokens} cached), {total.completion_tokens} output tokens, "
         f"{'without a price' if total.currency is None else _cost(total.currency, total.cost_pico)}"
     )

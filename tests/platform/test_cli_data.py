@@ -208,7 +208,7 @@ def test_usage_for_programs_has_one_request_a_line(acme: Shell) -> None:
 def test_usage_for_people_is_a_table(acme: Shell) -> None:
     add_usage(acme, 1)
     header, line, total = acme.out("usage", "show", "--tenant", "acme").splitlines()
-    assert total.startswith("In all 1 requests, 12 prompt tokens (8 cached), 5 output tokens")
+    assert total.startswith("In all 1 request, 12 prompt tokens (8 cached), 5 output tokens")
     assert line.split() == [
         "2026-03-01",
         "12:00:00",
@@ -218,7 +218,7 @@ def test_usage_for_people_is_a_table(acme: Shell) -> None:
         "8",
         "5",
         "stop",
-        "1.25",
+        "1.2",
         "-",
     ]
     assert header.index("PROMPT") + len("PROMPT") == line.index("12  ") + 2
@@ -307,7 +307,8 @@ def test_pushing_old_bytes_again_says_what_the_name_still_means(
     for checkpoint in (old, new):
         acme.out("adapter", "push", "acme/support", checkpoint, "--model", str(base))
     result = acme.run("adapter", "push", "acme/support", old, "--model", str(base))
-    assert "acme/support@1" in result.stdout
+    assert "published as acme/support@1 already; nothing changed" in result.stdout
+    assert "Published" not in result.stdout
     assert "still means acme/support@2" in result.stderr
 
 

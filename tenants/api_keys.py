@@ -167,10 +167,12 @@ def check_new_key(label: str, expires_at: datetime | None, now: datetime) -> Non
     """Check what a person says of a new key.
 
     Raises:
-        ValueRefused: the label is too long, or the key would be expired from the start.
+        ValueRefused: the label cannot be stored, or the key would be expired from the start.
     """
     if len(label) > MAX_LABEL_CHARS:
         raise ValueRefused(f"The label has more than {MAX_LABEL_CHARS} characters.", "label")
+    if "\0" in label:  # PostgreSQL has no text with it
+        raise ValueRefused("The label must not hold U+0000.", "label")
     if expires_at is not None and expires_at <= now:
         raise ValueRefused(f"The key would expire in the past, at {expires_at}.", "expires_at")
 

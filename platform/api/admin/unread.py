@@ -21,7 +21,11 @@ async def refuse_unread(request: Request) -> None:
     """
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
-    counts = Counter(name for name, _ in request.query_params.multi_items())
+    parameters = request.query_params.multi_items()
+    for name, value in (*request.path_params.items(), *parameters):
+        if "\0" in value:  # PostgreSQL has no text with it
+            raise InvalidRequest(f"{shown_name(name)}: must not hold U+0000.", shown_name(name))
+    counts = Counter(name for name, _ in parameters)
     for name, count in counts.items():
         if not route.dependant.query_params:
             raise unknown_parameter(shown_name(name))

@@ -10,102 +10,109 @@ from loraplex.platform.cli.context import AsJson, failure
 from loraplex.platform.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from loraplex.engine.simulation.traces import TraceRequest
-    from loraplex.engine.simulation.workload import Generated
+    from loraplex.engine.simulation.workload import Generated, Requests
 
 _GENERATED = "generated"
 
+Trace = Annotated[
+    str, typer.Option(help="A trace's path (VTC, ServeGen, Azure, Mooncake), or `generated`.")
+]
+Profile = Annotated[
+    str,
+    typer.Option(help="`a10g-llama2-7b`, or the path of a vidur table or a saved cost model."),
+]
+Policy = Annotated[
+    str, typer.Option(help="fair, fcfs, slora, vtc, dlpm, skip-scan, drain or chameleon.")
+]
+Cache = Annotated[str, typer.Option(help="lru, gdsf, chameleon or belady.")]
+Slots = Annotated[
+    int | None, typer.Option(min=1, help="Adapters of the largest rank that fit; default all.")
+]
+Load = Annotated[
+    float | None,
+    typer.Option(min=0.01, max=100, help="Squeeze arrivals to this share of what it can do."),
+]
+Until = Annotated[
+    float | None, typer.Option(min=0.001, help="Only requests of the first so many seconds.")
+]
+Adapters = Annotated[
+    int, typer.Option(min=0, max=1000, help="Adapters of each tenant; 0: the base model.")
+]
+Zipf = Annotated[
+    float, typer.Option(min=0, max=5, help="Skew of the popularity of a tenant's adapters.")
+]
+Ranks = Annotated[str, typer.Option(help="Ranks of adapters, by commas.")]
+Burst = Annotated[
+    int, typer.Option(min=1, max=1000, help="One tenant sends so many times as much.")
+]
+Cancel = Annotated[float, typer.Option(min=0, max=1, help="Share of requests whose clients leave.")]
+Tenants = Annotated[int, typer.Option(min=1, max=5000, help="Generated: tenants.")]
+Rate = Annotated[float, typer.Option(min=0.001, help="Generated: requests a second.")]
+Duration = Annotated[float, typer.Option(min=1, help="Generated: seconds.")]
+Burstiness = Annotated[
+    float, typer.Option(min=0.1, max=20, help="Generated: variation of gaps; 1 is Poisson.")
+]
+Active = Annotated[
+    float, typer.Option(min=0.01, max=1, help="Generated: part of the time a tenant is on.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Cap that requests name; default: longest output.")
+]
+Noise = Annotated[float, typer.Option(min=0, max=1, help="Of step times, relative.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+Report = Annotated[
+    Path | None, typer.Option(help="Write a page, pictures and all requests into this folder.")
+]
+
 
 def simulate(
-    trace: Annotated[
-        str,
-        typer.Option(help="A trace's path (VTC, ServeGen, Azure, Mooncake), or `generated`."),
-    ],
-    profile: Annotated[
-        str,
-        typer.Option(help="`a10g-llama2-7b`, or the path of a vidur table or a saved cost model."),
-    ] = "a10g-llama2-7b",
-    policy: Annotated[
-        str,
-        typer.Option(help="fair, fcfs, slora, vtc, dlpm, skip-scan, drain or chameleon."),
-    ] = "fair",
-    cache: Annotated[str, typer.Option(help="lru, gdsf, chameleon or belady.")] = "lru",
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="Adapters of the largest rank that fit; default all.")
-    ] = None,
-    load: Annotated[
-        float | None,
-        typer.Option(min=0.01, max=100, help="Squeeze arrivals to this share of what it can do."),
-    ] = None,
-    until: Annotated[
-        float | None, typer.Option(min=0.001, help="Only requests of the first so many seconds.")
-    ] = None,
-    adapters: Annotated[
-        int, typer.Option(min=0, max=1000, help="Adapters of each tenant; 0: the base model.")
-    ] = 0,
-    zipf: Annotated[
-        float, typer.Option(min=0, max=5, help="Skew of the popularity of a tenant's adapters.")
-    ] = 0.9,
-    ranks: Annotated[str, typer.Option(help="Ranks of adapters, by commas.")] = "8,16,32,64",
-    burst: Annotated[
-        int, typer.Option(min=1, max=1000, help="One tenant sends so many times as much.")
-    ] = 1,
-    cancel: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of requests whose clients leave.")
-    ] = 0.0,
-    tenants: Annotated[int, typer.Option(min=1, max=5000, help="Generated: tenants.")] = 16,
-    rate: Annotated[float, typer.Option(min=0.001, help="Generated: requests a second.")] = 2.0,
-    duration: Annotated[float, typer.Option(min=1, help="Generated: seconds.")] = 300.0,
-    burstiness: Annotated[
-        float, typer.Option(min=0.1, max=20, help="Generated: variation of gaps; 1 is Poisson.")
-    ] = 1.0,
-    active: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Generated: part of the time a tenant is on.")
-    ] = 1.0,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Cap that requests name; default: longest output.")
-    ] = None,
-    noise: Annotated[float, typer.Option(min=0, max=1, help="Of step times, relative.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a page and pictures into this folder.")
-    ] = None,
+    trace: Trace,
+    profile: Profile = "a10g-llama2-7b",
+    policy: Policy = "fair",
+    cache: Cache = "lru",
+    slots: Slots = None,
+    load: Load = None,
+    until: Until = None,
+    adapters: Adapters = 0,
+    zipf: Zipf = 0.9,
+    ranks: Ranks = "8,16,32,64",
+    burst: Burst = 1,
+    cancel: Cancel = 0.0,
+    tenants: Tenants = 16,
+    rate: Rate = 2.0,
+    duration: Duration = 300.0,
+    burstiness: Burstiness = 1.0,
+    active: Active = 1.0,
+    max_tokens: MaxTokens = None,
+    noise: Noise = 0.0,
+    seed: Seed = 0,
+    report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the engine's scheduler on a trace under a virtual clock, and print what it would do."""
+    from loraplex.engine.simulation import workload
     from loraplex.engine.simulation.devices import read_device
     from loraplex.engine.simulation.errors import SimulationError
     from loraplex.engine.simulation.experiment import Setup, at_load, run_policy
     from loraplex.engine.simulation.metrics import measure
-    from loraplex.engine.simulation.workload import (
-        AdapterMix,
-        Generated,
-        scaled,
-        with_adapters,
-        with_burst,
-        with_cancellations,
-    )
+    from loraplex.engine.simulation.report import write_report
 
+    mix = workload.AdapterMix(adapters, zipf, _ranks(ranks))
+    shape = workload.Generated(tenants, rate, duration, 1.0, burstiness, active)
     try:
         device = read_device(profile)
-        shape = Generated(tenants, rate, duration, 1.0, burstiness, active)
-        requests = scaled(_requests(trace, shape, seed), 1.0, until)
-        requests = with_adapters(requests, AdapterMix(adapters, zipf, _ranks(ranks)), seed)
+        requests = workload.scaled(_requests(trace, shape, seed), 1.0, until)
+        requests = workload.with_adapters(requests, mix, seed)
         setup = Setup(device, requests, max_tokens, slots, noise, seed)
-        if load is not None:
-            setup = replace(setup, requests=at_load(setup, load))
-        requests = with_burst(setup.requests, burst, seed)
-        setup = replace(setup, requests=with_cancellations(requests, cancel, seed))
-        run = run_policy(setup, policy, cache, _show)
+        requests = at_load(setup, load) if load is not None else requests
+        requests = workload.with_burst(requests, burst, seed)
+        requests = workload.with_cancellations(requests, cancel, seed)
+        run = run_policy(replace(setup, requests=requests), policy, cache, _show)
         metrics = measure(run)
         typer.echo("", err=True)
         if report is not None:
-            from loraplex.engine.simulation.report import write_report
-
-            page = write_report(
-                report, f"{Path(trace).name}: {policy} on {device.name}", run, metrics
-            )
-            typer.echo(f"report: {page}", err=True)
+            title = f"{Path(trace).name}: {policy} on {device.name}"
+            typer.echo(f"report: {write_report(report, title, run, metrics)}", err=True)
     except SimulationError as error:
         raise failure(str(error)) from None
     if as_json:
@@ -114,7 +121,7 @@ def simulate(
         print_table(("METRIC", "VALUE"), asdict(metrics).items(), empty="")
 
 
-def _requests(trace: str, shape: "Generated", seed: int) -> "tuple[TraceRequest, ...]":
+def _requests(trace: str, shape: "Generated", seed: int) -> "Requests":
     from loraplex.engine.simulation.traces import read_trace
     from loraplex.engine.simulation.workload import generate
 
@@ -129,8 +136,5 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _show(at_s: float, until_s: float) -> None:
-    typer.echo(
-        f"\r{at_s:,.0f} s simulated, the last request comes at {until_s:,.0f} s  ",
-        err=True,
-        nl=False,
-    )
+    told = f"\r{at_s:,.0f} s simulated, the last request comes at {until_s:,.0f} s  "
+    typer.echo(told, err=True, nl=False)

@@ -29,6 +29,8 @@ NOT_FOR_CLIENTS = {
     "MemoryTooSmall",
     "AddressInUse",
     "StreamAddressInvalid",
+    # In the worker at its start, and in the simulator.
+    "CostModelInvalid",
     "ModelUnsupported",
     "SecretUnusable",
     # The operator's files.

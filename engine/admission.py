@@ -109,7 +109,7 @@ class FirstComeFirstServed:
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._goes_on = True
 
-    def add(self, request: Request, now: float) -> None:  # noqa: ARG002
+    def add(self, request: Request, now: float) -> None:  # noqa: ARG002  of the protocol
         """Append at the end."""
         self._waiting[request.key] = request
 
@@ -125,7 +125,7 @@ class FirstComeFirstServed:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002
+    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """All waiting requests, first come first, up to one that waits for memory."""
         self._goes_on = True
         for request in list(self._waiting.values()):
@@ -137,7 +137,7 @@ class FirstComeFirstServed:
         """Forget it."""
         del self._waiting[request.key]
 
-    def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002
+    def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002  of the protocol
         """Go on behind a load, and behind nothing else."""
         self._goes_on = by is Blocked.LOADING
 
@@ -147,10 +147,10 @@ class FirstComeFirstServed:
     def ended(self, request: Request) -> None:
         """See `measured`."""
 
-    def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:  # noqa: ARG002
+    def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:  # noqa: ARG002  of the protocol
         """Who was admitted first always goes on."""
         return True
 
-    def yields(self, request: Request) -> bool:  # noqa: ARG002
+    def yields(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
         """Nobody does."""
         return False

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from loraplex.engine.claim import claimed
+from loraplex.engine.claim import claimed, held
 from loraplex.engine.client_events import ending_of, failure_of, merged, rejection_of
 from loraplex.engine.errors import (
     EngineError,
@@ -45,7 +45,15 @@ from loraplex.engine.protocol import (
     WorkerMessage,
 )
 
-__all__ = ["Address", "EngineClient", "Security", "StreamClient", "claimed", "parse_address"]
+__all__ = [
+    "Address",
+    "EngineClient",
+    "Security",
+    "StreamClient",
+    "claimed",
+    "held",
+    "parse_address",
+]
 
 _log = logging.getLogger(__name__)
 

@@ -128,7 +128,7 @@ class FairQueue:
         if first is None:
             for request in self._in_turn(view):
                 yield request
-                if self._keeps_memory(request):
+                if self._keeps_memory():
                     first = request
                     break
         if first is not None:
@@ -191,8 +191,8 @@ class FairQueue:
         """What admitting it costs, the load included."""
         return view.predicted_ms(request)
 
-    def _keeps_memory(self, request: Request) -> bool:  # noqa: ARG002
-        """True if nobody may go on past this candidate."""
+    def _keeps_memory(self) -> bool:
+        """True if nobody may go on past the candidate that was just refused."""
         return self._refusal in {Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY}
 
     def _before_all(self, view: AdmissionView) -> Iterator[Request]:

@@ -27,7 +27,7 @@ def convert_gguf(source: Path, out: Path, *, dtype: torch.dtype = torch.bfloat16
         raise FileNotFoundError(errno.ENOENT, "no such GGUF file", str(source))
     if out.exists():
         return
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types here
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
     try:

@@ -153,7 +153,7 @@ class LoraLinear(nn.Linear):
         layer.path, layer.batch = path, batch
         return layer
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  nn.Linear's own name
         """Return ``input [..., in] @ weight.T + bias``, with each row's adapter added."""
         output = self.base_output(input)
         self.batch.add(self.path, output, input)

@@ -109,7 +109,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
         MemoryTooSmall: the device has not the memory for its weights.
     """
     AttentionInterface.register(_ATTENTION, _attention)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types here
     path = local_folder(config.path)
     try:
         declared = declare(path)
@@ -173,7 +173,7 @@ def _load_network(path: Path, config: ModelConfig) -> PreTrainedModel:
         raise ModelUnsupported(f"transformers cannot load it: {error}") from error
     network, report = loaded
     _check_weights(report)
-    network.eval().requires_grad_(False)  # noqa: FBT003
+    network.eval().requires_grad_(requires_grad=False)
     moved: PreTrainedModel = network.to(config.device)
     return moved
 
@@ -193,7 +193,7 @@ def _check_weights(report: Mapping[str, Any]) -> None:
 def _inspect(
     config: ModelConfig, path: Path, declared: gate.Declaration, network: PreTrainedModel
 ) -> LoadedModel:
-    if not network._supports_attention_backend:  # noqa: SLF001
+    if not network._supports_attention_backend:  # noqa: SLF001  it says so nowhere else
         raise ModelUnsupported(_OWN_ATTENTION)
     head_path = _path_of(network, _head(network))
     embeddings: Any = network.get_input_embeddings()

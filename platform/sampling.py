@@ -1,6 +1,6 @@
 """What clients may ask of sampling, and what a model and this platform make of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from loraplex.engine.protocol import ModelInfo, Sampling
 from loraplex.platform.errors import InvalidRequest
@@ -57,21 +57,7 @@ class SamplingOptions:
                 f"set it to 0 to {max_tokens}, or raise max_tokens.",
                 "min_tokens",
             )
-        return Sampling(
-            max_tokens=max_tokens,
-            n=self.n,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            seed=(drawn_seed if self.seed is None else self.seed) & MAX_SEED,
-            stop=self.stop,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            min_tokens=self.min_tokens,
-            top_logprobs=self.top_logprobs,
-        )
+        # All by name: an option that were forgotten here would be accepted and ignored.
+        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        seed = drawn_seed if self.seed is None else self.seed
+        return Sampling(**options | {"max_tokens": max_tokens, "seed": seed & MAX_SEED})

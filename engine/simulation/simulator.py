@@ -35,7 +35,7 @@ class _NoText:
 
     stopped = False
 
-    def push(self, token_id: int, logprobs: Logprobs | None) -> Piece:  # noqa: ARG002
+    def push(self, token_id: int, logprobs: Logprobs | None) -> Piece:  # noqa: ARG002  of the protocol
         """Nothing to send."""
         return _NO_PIECE
 

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.fair_world import SETTINGS, Violation, World
 from tests.engine.linear_costs import LinearCosts
 
-from loraplex.engine.admission import AdmissionView
+from loraplex.engine.admission import AdmissionView, Blocked
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_queue import FairQueue, FairSettings
 from loraplex.engine.request import Request
@@ -32,9 +32,15 @@ class FreeLoads(FairQueue):
 class PassesOver(FairQueue):
     """Who lacks memory is passed over, like one who waits for a load, and blocks no refill."""
 
-    def _keeps_memory(self, request: Request) -> bool:
-        if super()._keeps_memory(request):
-            tenant = request.submission.submit.tenant
+    _last_blocked: Request
+
+    def blocked(self, request: Request, by: Blocked) -> None:
+        super().blocked(request, by)
+        self._last_blocked = request
+
+    def _keeps_memory(self) -> bool:
+        if super()._keeps_memory():
+            tenant = self._last_blocked.submission.submit.tenant
             self._parked.add(tenant)
             self._share.stop_waiting(tenant)
         return False

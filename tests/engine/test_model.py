@@ -17,8 +17,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from loraplex.engine import model as model_module
 from loraplex.engine.config import ModelConfig
-from loraplex.engine.errors import ModelUnsupported
+from loraplex.engine.errors import MemoryTooSmall, ModelUnsupported
 from loraplex.engine.gate import LayerShape
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
 
@@ -68,6 +69,15 @@ def test_a_loaded_model_tells_its_shape(llama: Path) -> None:
     assert len(model.shapes.linears) == 3 * 7 + 1
     assert "model.layers.2.mlp.down_proj" in model.shapes.linears
     assert not any(parameter.requires_grad for parameter in model.network.parameters())
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused_before_it_is_loaded(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module, "free_host_bytes", lambda: 1000)
+    monkeypatch.setattr(model_module, "_load_network", None)
+    with pytest.raises(MemoryTooSmall, match="LORAPLEX_DTYPE=bfloat16"):
+        load(llama)
 
 
 @pytest.mark.parametrize("eos", [1, [1, 5]])

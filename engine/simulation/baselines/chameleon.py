@@ -68,7 +68,7 @@ class SizeQueues:
         del self._queue(request)[request.key]
         del self._sizes[request.key]
 
-    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002
+    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """Up to each queue's quota, then what is left."""
         wait_ms = float("inf")
         for within_quota in (True, False):
@@ -90,7 +90,7 @@ class SizeQueues:
         del self._queue(request)[request.key]
         self._running[request.key] = self._sizes[request.key].tokens
 
-    def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002
+    def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002  of the protocol
         """Remember why."""
         self._blocked_by = by
 
@@ -103,11 +103,11 @@ class SizeQueues:
         if request.status is Status.FINISHED:
             del self._sizes[request.key]
 
-    def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:  # noqa: ARG002
+    def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:  # noqa: ARG002  of the protocol
         """Who was admitted first goes on."""
         return True
 
-    def yields(self, request: Request) -> bool:  # noqa: ARG002
+    def yields(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
         """Nobody does."""
         return False
 

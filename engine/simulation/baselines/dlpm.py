@@ -31,7 +31,7 @@ class DeficitPrefixMatch(FirstComeFirstServed):
         super().add(request, now)
         self._credits.setdefault(request.submission.submit.tenant, 0.0)
 
-    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002
+    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """Requests of tenants with credit; then quanta, then again."""
         self._goes_on = True
         for request in self._running.values():

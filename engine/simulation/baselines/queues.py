@@ -14,7 +14,7 @@ class SkipScan(FirstComeFirstServed):
     overtake all others, for ever if enough of them come.
     """
 
-    def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002
+    def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002  of the protocol
         """Go on behind whatever has to do with adapters."""
         self._goes_on = by in {Blocked.LOADING, Blocked.ADAPTER_MEMORY}
 

@@ -39,7 +39,7 @@ class SloraFirstCome:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: Request, now: float) -> None:  # noqa: ARG002
+    def add(self, request: Request, now: float) -> None:  # noqa: ARG002  of the protocol
         """Take a request that has just arrived."""
         self._waiting[request.key] = request
 
@@ -52,7 +52,7 @@ class SloraFirstCome:
         """Forget a request that ended while it waited."""
         del self._waiting[request.key]
 
-    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002
+    def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """Heads of the queue, while what would run fits the pool to its end."""
         self._goes_on = True
         joined = 0
@@ -73,7 +73,7 @@ class SloraFirstCome:
         self.remove(request)
         self._running[request.key] = request
 
-    def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002
+    def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002  of the protocol
         """Stop, unless it is for a load."""
         self._goes_on = by is Blocked.LOADING
 
@@ -84,11 +84,11 @@ class SloraFirstCome:
         """It runs no more."""
         del self._running[request.key]
 
-    def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:  # noqa: ARG002
+    def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:  # noqa: ARG002  of the protocol
         """Never needed: room for all was reserved."""
         return True
 
-    def yields(self, request: Request) -> bool:  # noqa: ARG002
+    def yields(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
         """Nobody does."""
         return False
 
@@ -131,7 +131,7 @@ class VirtualTokenCounter(SloraFirstCome):
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
-    def add(self, request: Request, now: float) -> None:  # noqa: ARG002
+    def add(self, request: Request, now: float) -> None:  # noqa: ARG002  of the protocol
         """Take a request, and lift its tenant if none of its others waits."""
         self._charge_outputs()
         tenant = request.submission.submit.tenant

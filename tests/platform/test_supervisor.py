@@ -61,3 +61,36 @@ async def test_a_worker_that_crashes_is_started_again_even_before_it_has_served(
             assert await logged.get() == "the worker died with status 1; starting it again"
         await supervised.stop(10)
         await running
+
+
+async def test_a_worker_that_dies_three_times_before_it_served_ends_the_platform(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(WorkerRefusedStart, match="died 3 times before it could serve"):
+        await supervise(tmp_path, 1, lambda: False).run()
+
+
+async def test_a_restart_that_the_machine_refuses_is_tried_again_once_a_worker_has_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: asyncio.Queue[None] = asyncio.Queue()
+
+    def has_served() -> bool:
+        asked.put_nowait(None)
+        return True
+
+    absent = (str(tmp_path / "absent"),)
+    supervised = WorkerSupervisor(Settings(data_dir=tmp_path), has_served, absent)
+    running = asyncio.create_task(supervised.run())
+    async with asyncio.timeout(30):
+        for _ in range(6):
+            await asked.get()
+        await supervised.stop(10)
+        await running
+    assert caplog.text.count("a worker could not be started") >= 2
+
+
+async def test_a_first_start_that_the_machine_refuses_ends_the_platform(tmp_path: Path) -> None:
+    absent = (str(tmp_path / "absent"),)
+    with pytest.raises(FileNotFoundError):
+        await WorkerSupervisor(Settings(data_dir=tmp_path), lambda: False, absent).run()

@@ -18,7 +18,7 @@ from loraplex.engine.frames import Address, Security
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.plan import StepOutput, StepPlan
-from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Welcome
+from loraplex.engine.protocol import PROTOCOL_VERSION, Finished, ModelInfo, Tokens, Welcome
 from loraplex.engine.stream import StreamServer
 from loraplex.engine.transfers import Transfers
 
@@ -126,6 +126,12 @@ async def running(
             await asyncio.to_thread(thread.join)
             worker.transfers.close()
             await worker.server.close()
+
+
+async def first_token(stream: AsyncIterator[Tokens | Finished]) -> None:
+    """Take the first event of a request's stream."""
+    async for _ in stream:
+        return
 
 
 def socket_path(tmp_path: Path) -> Path:

@@ -10,7 +10,6 @@ from loraplex.engine.costs_port import OutputLengths, StepCosts
 from loraplex.engine.draft import Draft
 from loraplex.engine.errors import RequestRefused
 from loraplex.engine.events import Events
-from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.loads import Loads
 from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
@@ -18,6 +17,7 @@ from loraplex.engine.plan import Logprobs, Preempted, StepOutput, StepPlan
 from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_overload
 from loraplex.engine.request import Piece, Request, Status, Submission, Text, choice_key
+from loraplex.engine.request_blocks import RequestBlocks
 from loraplex.engine.step_budget import bound_prefills
 from loraplex.engine.waits import Reason, WaitClock, named
 
@@ -66,7 +66,8 @@ class Scheduler:
         self._waiting = policy
         self._new_text = new_text
         self._eos_token_ids = eos_token_ids
-        self._pool = BlockPool(config.num_blocks, config.block_size)
+        self.blocks = RequestBlocks(config)
+        self._pool = self.blocks.pool
         self._requests: dict[str, Request] = {}
         self._submissions: dict[str, Submission] = {}
         self._running: list[Request] = []
@@ -74,7 +75,7 @@ class Scheduler:
         self._costs = costs
         self._lengths = lengths
         self._loads = Loads(residency)
-        self._outlook = Outlook(config, self._pool, residency, costs, lengths)
+        self._outlook = Outlook(config, self.blocks, residency, costs, lengths)
         self._meter = Meter(costs, policy.measured)
         self._clock = WaitClock(0.0)
         self._may_admit = False
@@ -97,7 +98,7 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that nobody holds."""
+        """KV blocks that nobody holds, cached ones included."""
         return self._pool.num_free
 
     @property
@@ -194,10 +195,14 @@ class Scheduler:
                 continue  # another choice of the same request failed
             request.num_computed_tokens += len(chunk.token_ids)
             request.submission.note_computed(request.num_computed_tokens)
+            if output.failures and key in output.failures:
+                self._fail(request.submission, "not_finite", output.failures[key])
+                self.blocks.forget(request)
+                continue
+            if request.num_computed_tokens >= request.enter_at:
+                self.blocks.enter(request)
             if key in tokens:
                 self._append(request, tokens[key], logprobs.get(key))
-            elif key in output.failures:
-                self._fail(request.submission, "not_finite", output.failures[key])
         return self.take_events()
 
     def take_events(self) -> Events:
@@ -290,8 +295,6 @@ class Scheduler:
 
     def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
         """Start a request, or its load, or tell the policy why it cannot be."""
-        # A choice that shares blocks takes hold of them now, before they are gone, and computes
-        # what is left when there is room.
         shared = self._outlook.shared(request)
         refusal = self._refusal(request, shared, draft)
         if refusal is None:
@@ -310,7 +313,9 @@ class Scheduler:
 
     def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
         """Why it cannot start now. What yields gives way before that is said of another."""
-        if draft.budget == 0 and not shared:
+        # Who lacks a block at most takes hold of the others now, before they are gone, and computes
+        # what is left when there is room.
+        if draft.budget == 0 and (not shared or self._pool.missing(shared, request.num_tokens) > 1):
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
@@ -323,9 +328,7 @@ class Scheduler:
         self._num_waiting_tokens -= request.num_queued_tokens
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
-        self._pool.share(request.block_table, shared)
-        request.num_computed_tokens = len(shared) * self._pool.block_size
-        self._pool.extend(request.block_table, request.num_tokens)
+        self.blocks.start(request, shared)
         request.status = Status.RUNNING
         request.clock.stop(now)
         if request.submission.waited_until_s is None:
@@ -336,8 +339,7 @@ class Scheduler:
         """Take a running choice's blocks and lease, and give back what it was charged too much."""
         self._meter.flush()
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
-        self._pool.release(request.block_table)
-        request.lose_blocks()
+        self.blocks.give_back(request)
         if request.adapter is not None:
             self._residency.release(request.adapter)
         request.status = status

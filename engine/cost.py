@@ -26,7 +26,7 @@ from loraplex.engine.cost_features import (
     NUM_SMOOTH,
     CostTerms,
     Floats,
-    Row,
+    Rows,
     StepFeatures,
     vector,
 )
@@ -167,18 +167,18 @@ class CostModel:
         decode_ms = fixed_ms + terms.token_ms + terms.decode_ms + read_ms
         return prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes
 
-    def shares(self, rows: Sequence[Row], step_ms: float) -> Floats:
+    def shares(self, rows: Rows, step_ms: float) -> Floats:
         """Divide a step's time among its chunks; shape (rows,), in ms, with sum `step_ms`.
 
         A chunk's claim is the larger of its share of the predicted time and its share of the KV
         tokens that the step's requests hold; claims are scaled to the time.
         """
-        if not rows:
+        if not len(rows.num_tokens):
             return np.zeros(0)
         time = self._terms.rows_ms(rows)
-        held = np.array([row[0] + row[1] for row in rows], np.float64)
+        held = rows.num_tokens + rows.start
         total = float(time.sum())
-        claim = np.maximum(time / total if total > 0 else 1.0 / len(rows), held / held.sum())
+        claim = np.maximum(time / total if total > 0 else 1.0 / len(held), held / held.sum())
         return np.asarray(claim * (step_ms / claim.sum()))
 
     def to_json(self) -> bytes:

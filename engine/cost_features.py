@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,22 @@ class Row(NamedTuple):
     rank: float
     """Its part of its adapter's rank: rank ÷ chunks of this step on that adapter; 0 for base."""
     is_decode: bool
+
+
+class Rows(NamedTuple):
+    """The same for all chunks of a step, [n] each: three of float64, and one of bool."""
+
+    num_tokens: Floats
+    start: Floats
+    rank: Floats
+    is_decode: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Self:
+        """Lay out single rows."""
+        columns = np.array(rows, np.float64).reshape(-1, len(cls._fields)).T
+        num_tokens, start, rank, is_decode = columns
+        return cls(num_tokens, start, rank, is_decode > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +179,14 @@ class CostTerms:
         ms += fixed
         return ms
 
-    def rows_ms(self, rows: Sequence[Row]) -> Floats:
+    def rows_ms(self, rows: Rows) -> Floats:
         """What each chunk adds to its step; the constant is divided equally. Shape (rows,)."""
-        num_tokens, start, rank, is_decode = (
-            np.array(column, float) for column in zip(*rows, strict=True)
-        )
+        num_tokens, start, rank, is_decode = rows
         attended = start * self.context_ms + num_tokens * self.squared_ms
-        ms = np.where(
-            is_decode > 0, start * self.kv_token_ms + self.decode_ms, num_tokens * attended
-        )
+        ms = np.where(is_decode, start * self.kv_token_ms + self.decode_ms, num_tokens * attended)
         ms += num_tokens * self.token_ms
         ms += rank * self.rank_ms
-        ms += self.constant_ms / len(rows)
+        ms += self.constant_ms / len(num_tokens)
         return np.asarray(ms)
 
     def _fixed_ms(self, step: StepFeatures) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.cost_features import Row, StepFeatures
+from loraplex.engine.cost_features import Floats, Rows, StepFeatures
 
 
 class StepCosts(Protocol):
@@ -42,8 +42,8 @@ class StepCosts(Protocol):
         """What a request costs the machine from start to end, the load of its adapter included."""
         ...
 
-    def shares(self, rows: Sequence[Row], step_ms: float) -> Iterable[float]:
-        """Divide a step's time among its chunks, in their order; the sum is `step_ms`."""
+    def shares(self, rows: Rows, step_ms: float) -> Floats:
+        """Divide a step's time among its chunks, in their order, [n]; the sum is `step_ms`."""
         ...
 
 

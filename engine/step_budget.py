@@ -5,18 +5,14 @@ https://arxiv.org/abs/2510.14392: what a request is ahead of its pace is slack t
 and one long step costs nobody anything who is far enough ahead.
 """
 
-from collections.abc import Iterable, Mapping
 from math import inf
 
-from loraplex.engine.config import SchedulerConfig, Targets
+from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.cost_features import StepFeatures
 from loraplex.engine.costs_port import StepCosts
 from loraplex.engine.draft import Draft
-from loraplex.engine.protocol import ServiceTier
-from loraplex.engine.request import Request
 
 _NUM_SIZES = 24
-_NO_TARGETS = Targets()
 
 
 def bound_prefills(
@@ -28,29 +24,12 @@ def bound_prefills(
     """
     if costs.num_steps < config.min_learned_steps:
         return
-    slack = slack_ms(draft.requests, config.targets, now)
+    slack = draft.slack_ms(now)
     if slack < inf:
         features = draft.features(bytes_in_flight)
         fitting = prefill_tokens(costs, features, slack, draft.budget, config.min_prefill_tokens)
         draft.is_bounded = fitting < draft.budget
         draft.budget = fitting
-
-
-def slack_ms(
-    decoding: Iterable[Request], targets: Mapping[ServiceTier, Targets], now: float
-) -> float:
-    """How long a step may take until the first of these requests is late; `inf` without targets.
-
-    A request that is late already may ask for its pace and no more: were steps as short as could
-    be, prompts would hardly advance, and all would be later still.
-    """
-    smallest = inf
-    for request in decoding:
-        submission = request.submission
-        pace_ms = targets.get(submission.submit.service_tier, _NO_TARGETS).tpot_ms
-        left_ms = (submission.first_token_due_s - now) * 1e3 + request.num_output_tokens * pace_ms
-        smallest = min(smallest, max(left_ms, pace_ms))
-    return smallest
 
 
 def prefill_tokens(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.cost_features import Row, StepFeatures
+from loraplex.engine.cost_features import Floats, Rows, StepFeatures
 
 
 @dataclass
@@ -41,9 +41,8 @@ class LinearCosts:
         tokens = prompt_tokens - cached_tokens + max(0.0, output_tokens - 1)
         return self.token_ms * tokens + self.load_ms * load_bytes
 
-    def shares(self, rows: Sequence[Row], step_ms: float) -> list[float]:
-        num_tokens = sum(row.num_tokens for row in rows)
-        return [step_ms * row.num_tokens / num_tokens for row in rows]
+    def shares(self, rows: Rows, step_ms: float) -> Floats:
+        return step_ms * rows.num_tokens / rows.num_tokens.sum()
 
 
 class KnownLengths:

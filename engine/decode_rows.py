@@ -33,8 +33,10 @@ class Selection:
     """[n]: whether they are still there."""
     requests: Sequence[Request]
     roster: Roster
-    groups: Ints
-    """[runs]: numbers of the roster's adapters, rising."""
+    lengths: NDArray[np.intp]
+    """[runs]: rows of each of the roster's adapters."""
+    groups: NDArray[np.intp]
+    """[runs]: numbers of these adapters, rising; 0 is the base model's."""
     ranks: Floats
     """[runs]: what each adds to a step; 0 for the base model."""
     specs: Sequence[int]
@@ -61,7 +63,11 @@ class DecodeRows:
         self._adapters: NDArray[Any] = np.full(size, None, object)
         self._tickets = np.full(size, -1, np.int64)
         """Another number for each choice that ever joined, rising; -1 where there is none."""
-        self._groups = np.zeros(size, np.int64)
+        self._groups = np.zeros(size, np.min_scalar_type(size))
+        self._group_of: dict[AdapterKey, int] = {}
+        self._free_groups = list(range(size, 0, -1))
+        self._group_sizes = np.zeros(size + 1, np.int64)
+        """Adapters of rows have numbers from 1, as small as can be: those of 16 bits sort fastest."""
         self._yields = np.zeros(size, np.bool_)
         self._has_spec = np.zeros(size, np.bool_)
         self._num_prompt_tokens = np.zeros(size, np.int64)
@@ -76,11 +82,11 @@ class DecodeRows:
         """Of the last token but one that it may have."""
         self._room = np.zeros(size, np.int64)
         """Positions that its blocks hold."""
-        self._block_tables = np.full((size, -(-config.max_model_len // self._block_size)), -1, "i4")
+        self._block_tables = np.full((size, 1), -1, np.int32)
+        """As wide as the longest table so far."""
         self._ends = np.zeros(config.vocab_size, np.int64)
         """[vocab]: how many rows each token ends."""
         self._num_joined = 0
-        self._group_of: dict[AdapterKey, int] = {}
         self._selections: dict[bool | None, Selection] = {}
         """Since the last change: of those that do not yield, of those that do, of both."""
         self.nobody = self._selection(np.zeros(0, np.intp))
@@ -95,7 +101,7 @@ class DecodeRows:
         self._adapters[row] = request.adapter
         self._tickets[row] = self._num_joined
         self._num_joined += 1
-        self._groups[row] = self.group(request.adapter)
+        self._groups[row] = self._join_group(request.adapter)
         self._yields[row] = yields
         self._has_spec[row] = request.needs_spec
         self._num_prompt_tokens[row] = request.num_prompt_tokens
@@ -107,14 +113,17 @@ class DecodeRows:
         self._token_ids[row] = request.token_ids[-1]
         self._positions[row] = request.num_tokens - 1
         self._last_positions[row] = request.num_prompt_tokens + sampling.max_tokens - 2
-        self._block_tables[row, : len(request.block_table)] = request.block_table
-        self._room[row] = len(request.block_table) * self._block_size
+        num_blocks = len(request.block_table)
+        self._widen(num_blocks)
+        self._block_tables[row, :num_blocks] = request.block_table
+        self._room[row] = num_blocks * self._block_size
         self._ends[self._end_ids(request)] += 1
         self._selections.clear()
 
     def leave(self, request: Request) -> None:
         """Forget a choice that ends, or loses its blocks."""
         row, request.row = request.row, -1
+        self._leave_group(request.adapter)
         self._requests[row] = self._keys[row] = self._adapters[row] = None
         self._tickets[row] = -1
         self._block_tables[row, : self._room[row] // self._block_size] = -1
@@ -128,21 +137,22 @@ class DecodeRows:
         rows = self.select(at_most, yielding=yielding).rows
         rows = rows[self._positions[rows] >= self._room[rows]]
         by_admission = rows[self._admissions[rows].argsort()]
-        return list(self._requests[by_admission])
+        return self._requests[by_admission].tolist()
 
-    def extended(self, request: Request) -> None:
-        """Its block table has grown."""
-        row, table = request.row, request.block_table
-        known = int(self._room[row]) // self._block_size
-        self._block_tables[row, known : len(table)] = table[known:]
-        self._room[row] = len(table) * self._block_size
+    def extended(self, requests: Sequence[Request]) -> None:
+        """Their block tables have grown by one block each."""
+        rows = [request.row for request in requests]
+        columns = self._room[rows] // self._block_size
+        self._widen(int(columns.max(initial=0)) + 1)
+        self._block_tables[rows, columns] = [request.block_table[-1] for request in requests]
+        self._room[rows] += self._block_size
 
     def select(self, at_most: int, *, yielding: bool) -> Selection:
         """Those that yield to all others, or those others: of too many the first admitted."""
         found = self._selections.get(yielding)
         if found is None:
             is_there = (self._tickets >= 0) & (self._yields == yielding)
-            found = self._selections[yielding] = self._selection(np.flatnonzero(is_there))
+            found = self._selections[yielding] = self._selection(is_there.nonzero()[0])
         if len(found) <= at_most:
             return found
         by_admission = found.rows[self._admissions[found.rows].argsort()]
@@ -165,13 +175,11 @@ class DecodeRows:
         if not len(selection):
             return self._no_decodes
         rows = selection.rows
-        positions = self._positions[rows]
-        num_blocks = int(positions.max(initial=-1)) // self._block_size + 1
         return Decodes(
             roster=selection.roster,
             token_ids=_read_only(self._token_ids[rows]),
-            positions=_read_only(positions),
-            block_tables=_read_only(self._block_tables[:, :num_blocks][rows]),
+            positions=_read_only(self._positions[rows]),
+            block_tables=_read_only(self._block_tables.take(rows, axis=0)),
             specs={row: selection.requests[row].sample_spec() for row in selection.specs},
         )
 
@@ -224,40 +232,60 @@ class DecodeRows:
         groups = self._groups[rows]
         begins = np.ones(len(rows), np.bool_)
         np.not_equal(groups[1:], groups[:-1], out=begins[1:])
-        starts = np.flatnonzero(begins)
+        starts = begins.nonzero()[0]
+        lengths = np.empty_like(starts)
+        np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
+        lengths[-1:] = len(rows) - starts[-1:]
         first_rows = rows[starts]
         roster = Roster(
             keys=tuple(self._keys[rows].tolist()),
             adapters=tuple(self._adapters[first_rows].tolist()),
             starts=_read_only(starts),
             num_prompt_tokens=_read_only(self._num_prompt_tokens[rows]),
-            sampling=_read_only(self._sampling[rows]),
+            sampling=_read_only(self._sampling.take(rows)),
         )
         return Selection(
             rows=rows,
             tickets=self._tickets[rows],
             requests=self._requests[rows].tolist(),
             roster=roster,
-            groups=groups[starts],
+            lengths=lengths,
+            groups=groups[starts].astype(np.intp),
             ranks=self._ranks[first_rows],
-            specs=np.flatnonzero(self._has_spec[rows]).tolist(),
+            specs=self._has_spec[rows].nonzero()[0].tolist(),
         )
 
-    def group(self, adapter: AdapterKey | None) -> int:
-        """The number of an adapter, by which rows are ordered: 0 for the base model."""
+    def run(self, selection: Selection, adapter: AdapterKey) -> int | None:
+        """Which of a selection's runs of rows is on an adapter; None if none is."""
+        group = self._group_of.get(adapter)
+        if group is None:
+            return None
+        run = int(selection.groups.searchsorted(group))
+        return run if run < len(selection.groups) and selection.groups[run] == group else None
+
+    def _join_group(self, adapter: AdapterKey | None) -> int:
         if adapter is None:
             return 0
-        if len(self._group_of) > 4 * len(self._tickets) + 1024:
-            self._renumber()
-        return self._group_of.setdefault(adapter, len(self._group_of) + 1)
+        group = self._group_of.get(adapter)
+        if group is None:
+            group = self._group_of[adapter] = self._free_groups.pop()
+        self._group_sizes[group] += 1
+        return group
 
-    def _renumber(self) -> None:
-        """Forget adapters that no row has."""
-        rows = np.flatnonzero(self._tickets >= 0)
-        self._group_of.clear()
-        for row in rows[self._groups[rows].argsort(kind="stable")].tolist():
-            self._groups[row] = self.group(self._adapters[row])
-        self._selections.clear()
+    def _leave_group(self, adapter: AdapterKey | None) -> None:
+        if adapter is None:
+            return
+        group = self._group_of[adapter]
+        self._group_sizes[group] -= 1
+        if not self._group_sizes[group]:
+            del self._group_of[adapter]
+            self._free_groups.append(group)
+
+    def _widen(self, num_blocks: int) -> None:
+        missing = num_blocks - self._block_tables.shape[1]
+        if missing > 0:
+            more = max(missing, self._block_tables.shape[1])
+            self._block_tables = np.pad(self._block_tables, ((0, 0), (0, more)), constant_values=-1)
 
     def _end_ids(self, request: Request) -> Sequence[int]:
         return [i for i in request.submission.end_token_ids if i < len(self._ends)]

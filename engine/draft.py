@@ -1,12 +1,11 @@
 """The plan of one step while it is being made."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.cost_features import Floats, Row, Rows, StepFeatures
+from loraplex.engine.cost_features import Floats, Rows, StepFeatures
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.plan import Chunk, Preempted, StepPlan
 from loraplex.engine.request import Request
@@ -30,7 +29,7 @@ class Draft:
         """Who decodes, in the order of `decodes`."""
         self.decodes = decoding.decodes(decoding.nobody)
         self.chunks: list[Chunk] = []
-        """Of prompts; a chunk of one token that samples counts as a decode, whose work it is."""
+        """Of prompts."""
         self.prefilling: list[Request] = []
         """Whose `chunks` are."""
         self._ends: dict[str, int] = {}
@@ -71,50 +70,56 @@ class Draft:
 
     def features(self, bytes_in_flight: int) -> StepFeatures:
         """The step so far, as the cost model sees it."""
-        chunks = [_row(chunk, 0.0) for chunk in self.chunks]
-        prompts = StepFeatures.of(chunks)
-        alone = {
-            request.adapter: request.submission.rank
-            for request in self.prefilling
-            if request.adapter is not None and self._run(request.adapter) is None
-        }
+        num_decodes, kv_tokens = len(self.decodes), int(self.decodes.positions.sum())
+        tokens = squared = context = 0
+        sum_rank = float(self.selection.ranks.sum())
+        adapters: set[AdapterKey] = set()
+        for chunk, request in zip(self.chunks, self.prefilling, strict=True):
+            num_tokens, adapter = len(chunk.token_ids), chunk.adapter
+            if is_decode(chunk):
+                num_decodes += 1
+                kv_tokens += chunk.start
+            else:
+                tokens += num_tokens
+                squared += num_tokens * num_tokens
+                context += num_tokens * chunk.start
+            if adapter is not None and adapter not in adapters and self._run(adapter) is None:
+                adapters.add(adapter)
+                sum_rank += request.submission.rank
         return StepFeatures(
-            num_tokens=len(self.decodes) + prompts.num_tokens,
-            num_decodes=len(self.decodes) + prompts.num_decodes,
-            prefill_tokens=prompts.prefill_tokens,
-            prefill_squared=prompts.prefill_squared,
-            prefill_context=prompts.prefill_context,
-            kv_tokens=int(self.decodes.positions.sum()) + prompts.kv_tokens,
-            sum_rank=float(self.selection.ranks.sum()) + sum(alone.values()),
-            num_adapters=int((self.selection.groups > 0).sum()) + len(alone),
+            num_tokens=num_decodes + tokens,
+            num_decodes=num_decodes,
+            prefill_tokens=tokens,
+            prefill_squared=squared,
+            prefill_context=context,
+            kv_tokens=kv_tokens,
+            sum_rank=sum_rank,
+            num_adapters=np.count_nonzero(self.selection.groups) + len(adapters),
             bytes_in_flight=bytes_in_flight,
         )
 
     def rows(self) -> Rows:
         """What each part of the step asks of the machine: of the selected, then of the chunks."""
-        lengths = self.decodes.roster.lengths
-        counts: Floats = lengths.astype(np.float64)
-        alone = Counter[AdapterKey]()
-        for run, adapter in self._runs_of_chunks():
-            if run is not None:
-                counts[run] += 1
-            elif adapter is not None:
-                alone[adapter] += 1
-        decodes = Rows(
-            num_tokens=np.ones(len(self.decodes)),
-            start=self.decodes.positions.astype(np.float64),
-            rank=(self.selection.ranks / counts).repeat(lengths),
-            is_decode=np.ones(len(self.decodes), np.bool_),
-        )
-        if not self.chunks:
-            return decodes
-        shares = (
-            0.0 if adapter is None else 1 / (alone[adapter] if run is None else counts[run])
-            for run, adapter in self._runs_of_chunks()
-        )
-        parts = zip(self.chunks, self.prefilling, shares, strict=True)
-        chunks = Rows.of([_row(chunk, r.submission.rank * share) for chunk, r, share in parts])
-        return Rows(*map(np.concatenate, zip(decodes, chunks, strict=True)))
+        selection, chunks, num_decodes = self.selection, self.chunks, len(self.decodes)
+        runs = [None if c.adapter is None else self._run(c.adapter) for c in chunks]
+        of_run: Floats = selection.lengths.astype(np.float64)
+        alone = Counter[AdapterKey | None]()
+        for chunk, run in zip(chunks, runs, strict=True):
+            if run is None:
+                alone[chunk.adapter] += 1
+            else:
+                of_run[run] += 1
+        num_tokens, start, rank = np.ones((3, num_decodes + len(chunks)))
+        decodes = np.ones(len(rank), np.bool_)
+        start[:num_decodes] = self.decodes.positions
+        rank[:num_decodes] = (selection.ranks / of_run).repeat(selection.lengths)
+        for row, chunk in enumerate(chunks, start=num_decodes):
+            run = runs[row - num_decodes]
+            num_tokens[row], start[row] = len(chunk.token_ids), chunk.start
+            num_sharing = alone[chunk.adapter] if run is None else of_run[run]
+            rank[row] = self.prefilling[row - num_decodes].submission.rank / num_sharing
+            decodes[row] = is_decode(chunk)
+        return Rows(num_tokens, start, rank, decodes)
 
     def plan(self, step: int) -> StepPlan:
         """The finished plan."""
@@ -127,17 +132,10 @@ class Draft:
             decodes=self.decodes,
         )
 
-    def _runs_of_chunks(self) -> Iterator[tuple[int | None, AdapterKey | None]]:
-        for chunk in self.chunks:
-            yield (None if chunk.adapter is None else self._run(chunk.adapter)), chunk.adapter
-
     def _run(self, adapter: AdapterKey) -> int | None:
-        """The run of decodes on an adapter, if there is one."""
-        groups, group = self.selection.groups, self._decoding.group(adapter)
-        run = int(groups.searchsorted(group))
-        return run if run < len(groups) and groups[run] == group else None
+        return self._decoding.run(self.selection, adapter)
 
 
-def _row(chunk: Chunk, rank: float) -> Row:
-    num_tokens = len(chunk.token_ids)
-    return Row(num_tokens, chunk.start, rank, num_tokens == 1 and chunk.sample is not None)
+def is_decode(chunk: Chunk) -> bool:
+    """True for the last token of a prompt by itself: its work is a decode's."""
+    return len(chunk.token_ids) == 1 and chunk.sample is not None

@@ -225,9 +225,13 @@ class Scheduler:
             raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
 
     def _plan_decodes(self, draft: Draft, *, yielding: bool) -> None:
-        for request in self._decoding.without_room(draft.budget, yielding=yielding):
-            if request.status is Status.RUNNING:
-                self._make_room(request, draft)
+        lacking = self._decoding.without_room(draft.budget, yielding=yielding)
+        if len(lacking) <= self._pool.num_free:
+            self._extend(lacking)
+        else:
+            for request in lacking:
+                if request.status is Status.RUNNING:
+                    self._make_room(request, draft)
         draft.decode(yielding=yielding)
 
     def _make_room(self, request: Request, draft: Draft) -> None:
@@ -240,8 +244,14 @@ class Scheduler:
             self._preempt(victim, request, draft)
             if victim is request:
                 return
-        self._pool.extend(request.block_table, request.num_tokens)
-        self._decoding.extended(request)
+        self._extend([request])
+
+    def _extend(self, requests: list[Request]) -> None:
+        """Extend their block tables by the block that the next token of each needs."""
+        for request in requests:
+            self._pool.extend(request.block_table, request.num_tokens)
+        if requests:
+            self._decoding.extended(requests)
 
     def _plan_prefills(self, draft: Draft, *, yielding: bool) -> None:
         for request in self._prefilling.values():

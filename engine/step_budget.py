@@ -7,6 +7,8 @@ and one long step costs nobody anything who is far enough ahead.
 
 from math import inf
 
+import numpy as np
+
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.cost_features import StepFeatures
 from loraplex.engine.costs_port import StepCosts
@@ -40,9 +42,6 @@ def prefill_tokens(
     Between `at_least`, so that prompts advance whatever is late, and `at_most`.
     """
     floor = min(at_least, at_most)
-    sizes = sorted({floor + (at_most - floor) * i // _NUM_SIZES for i in range(_NUM_SIZES + 1)})
-    fitting = floor
-    for size, ms in zip(sizes, costs.predict_chunks_ms(step, sizes, 0), strict=True):
-        if ms <= slack:
-            fitting = max(fitting, size)
-    return fitting
+    sizes = floor + (at_most - floor) * np.arange(_NUM_SIZES + 1) // _NUM_SIZES
+    fitting = sizes[costs.predict_chunks_ms(step, sizes, 0) <= slack]
+    return int(fitting.max(initial=floor))

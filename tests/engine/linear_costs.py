@@ -1,7 +1,9 @@
 """A cost model whose coefficients are known."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cost_features import Floats, Rows, StepFeatures
@@ -22,10 +24,9 @@ class LinearCosts:
         return self.constant_ms + self.token_ms * step.num_tokens + self.context_ms * step.kv_tokens
 
     def predict_chunks_ms(
-        self, step: StepFeatures, chunk_tokens: Sequence[int], start: int
-    ) -> list[float]:
-        more = (replace(step, num_tokens=step.num_tokens + size) for size in chunk_tokens)
-        return [self.predict_ms(each) for each in more]
+        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int
+    ) -> Floats:
+        return self.predict_ms(step) + self.token_ms * chunk_tokens
 
     def observe(self, step: StepFeatures, ms: float) -> None:
         self.num_steps += 1

@@ -179,12 +179,12 @@ class CostModel:
         A chunk's claim is the larger of its share of the predicted time and its share of the KV
         tokens that the step's requests hold; claims are scaled to the time.
         """
-        if not len(rows.num_tokens):
+        if not len(rows):
             return np.zeros(0)
         time = self._terms.rows_ms(rows)
-        held = rows.num_tokens + rows.start
+        held = rows.held_tokens()
         total = float(time.sum())
-        claim = np.maximum(time / total if total > 0 else 1.0 / len(held), held / held.sum())
+        claim = np.maximum(time / total if total > 0 else 1.0 / len(rows), held / held.sum())
         return np.asarray(claim * (step_ms / claim.sum()))
 
     def to_json(self) -> bytes:

@@ -39,6 +39,9 @@ class Selection:
     """[runs]: numbers of these adapters, rising; 0 is the base model's."""
     ranks: Floats
     """[runs]: what each adds to a step; 0 for the base model."""
+    sum_rank: float
+    num_adapters: int
+    """Without the base model."""
     specs: Sequence[int]
     """Rows, from 0 to n, that ask for more than `roster.sampling` says."""
 
@@ -237,6 +240,7 @@ class DecodeRows:
         np.subtract(starts[1:], starts[:-1], out=lengths[:-1])
         lengths[-1:] = len(rows) - starts[-1:]
         first_rows = rows[starts]
+        ranks = self._ranks[first_rows]
         roster = Roster(
             keys=tuple(self._keys[rows].tolist()),
             adapters=tuple(self._adapters[first_rows].tolist()),
@@ -251,7 +255,9 @@ class DecodeRows:
             roster=roster,
             lengths=lengths,
             groups=groups[starts].astype(np.intp),
-            ranks=self._ranks[first_rows],
+            ranks=ranks,
+            sum_rank=float(ranks.sum()),
+            num_adapters=int(np.count_nonzero(groups[starts])),
             specs=self._has_spec[rows].nonzero()[0].tolist(),
         )
 

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.cost_features import Floats, Rows, StepFeatures
+from loraplex.engine.cost_features import Floats, Row, Rows, StepFeatures
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.plan import Chunk, Preempted, StepPlan
 from loraplex.engine.request import Request
@@ -72,7 +72,7 @@ class Draft:
         """The step so far, as the cost model sees it."""
         num_decodes, kv_tokens = len(self.decodes), int(self.decodes.positions.sum())
         tokens = squared = context = 0
-        sum_rank = float(self.selection.ranks.sum())
+        sum_rank = self.selection.sum_rank
         adapters: set[AdapterKey] = set()
         for chunk, request in zip(self.chunks, self.prefilling, strict=True):
             num_tokens, adapter = len(chunk.token_ids), chunk.adapter
@@ -94,32 +94,30 @@ class Draft:
             prefill_context=context,
             kv_tokens=kv_tokens,
             sum_rank=sum_rank,
-            num_adapters=np.count_nonzero(self.selection.groups) + len(adapters),
+            num_adapters=self.selection.num_adapters + len(adapters),
             bytes_in_flight=bytes_in_flight,
         )
 
     def rows(self) -> Rows:
         """What each part of the step asks of the machine: of the selected, then of the chunks."""
-        selection, chunks, num_decodes = self.selection, self.chunks, len(self.decodes)
-        runs = [None if c.adapter is None else self._run(c.adapter) for c in chunks]
+        selection = self.selection
+        runs = [None if c.adapter is None else self._run(c.adapter) for c in self.chunks]
         of_run: Floats = selection.lengths.astype(np.float64)
         alone = Counter[AdapterKey | None]()
-        for chunk, run in zip(chunks, runs, strict=True):
+        for chunk, run in zip(self.chunks, runs, strict=True):
             if run is None:
                 alone[chunk.adapter] += 1
             else:
                 of_run[run] += 1
-        num_tokens, start, rank = np.ones((3, num_decodes + len(chunks)))
-        decodes = np.ones(len(rank), np.bool_)
-        start[:num_decodes] = self.decodes.positions
-        rank[:num_decodes] = (selection.ranks / of_run).repeat(selection.lengths)
-        for row, chunk in enumerate(chunks, start=num_decodes):
-            run = runs[row - num_decodes]
-            num_tokens[row], start[row] = len(chunk.token_ids), chunk.start
-            num_sharing = alone[chunk.adapter] if run is None else of_run[run]
-            rank[row] = self.prefilling[row - num_decodes].submission.rank / num_sharing
-            decodes[row] = is_decode(chunk)
-        return Rows(num_tokens, start, rank, decodes)
+        chunks = []
+        for chunk, run, request in zip(self.chunks, runs, self.prefilling, strict=True):
+            rank = request.submission.rank / (alone[chunk.adapter] if run is None else of_run[run])
+            chunks.append(Row(len(chunk.token_ids), chunk.start, rank, is_decode(chunk)))
+        return Rows(
+            start=self.decodes.positions.astype(np.float64),
+            rank=(selection.ranks / of_run).repeat(selection.lengths),
+            chunks=chunks,
+        )
 
     def plan(self, step: int) -> StepPlan:
         """The finished plan."""

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy, Blocked
+from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
 from loraplex.engine.decode_rows import DecodeRows
-from loraplex.engine.delivery import deliver, deliver_plain
+from loraplex.engine.delivery import Delivery
 from loraplex.engine.draft import Draft
 from loraplex.engine.errors import RequestRefused
 from loraplex.engine.events import Events
@@ -72,9 +71,11 @@ class Scheduler:
         self._pool = BlockPool(config.num_blocks, config.block_size)
         self._requests: dict[str, Request] = {}
         self._submissions: dict[str, Submission] = {}
+        self._by_adapter = ByAdapter()
         self._running: list[Request] = []
         self._yielding: list[Request] = []
         self._decoding = DecodeRows(config)
+        self._delivery = Delivery(self._decoding, self._finish, self._fail, self._begin_to_decode)
         self._prefilling: dict[str, Request] = {}
         """Those that run and have no row, in order of admission."""
         self._costs = costs
@@ -133,6 +134,7 @@ class Scheduler:
         self._submissions[submit.request_id] = submission
         for request in submission.open:
             self._requests[request.key] = request
+            self._by_adapter.add(request)
             self._loads.join(request, now)
             self._waiting.add(request, now)
         self._num_waiting_tokens += num_tokens
@@ -162,8 +164,8 @@ class Scheduler:
 
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
-        for request in list(self._requests.values()):
-            if request.adapter == key and request.status is Status.WAITING:
+        for request in list(self._by_adapter.of([key])):
+            if request.status is Status.WAITING:
                 self._fail(request.submission, code, message)
 
     def fail_step(self, plan: StepPlan, message: str) -> None:
@@ -180,7 +182,7 @@ class Scheduler:
         self._now = now
         self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
         self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
-        self._may_admit |= self._loads.note_ended(self._requests.values(), now)
+        self._may_admit |= self._loads.note_ended(self._by_adapter.of(self._loads.keys), now)
         self._plan_decodes(draft, yielding=False)
         may_start = self._may_admit and self.num_running < self._config.max_running
         if may_start or self._prefilling:
@@ -195,8 +197,7 @@ class Scheduler:
         assert plan.step == self._step, "another step has been planned since"
         if step_ms > 0 and plan.num_requests:
             self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
-        self._commit_decodes(self._draft, output)
-        self._commit_prefills(self._draft, output)
+        self._delivery.deliver(self._draft, output, self._events)
         return self.take_events()
 
     def take_events(self) -> Events:
@@ -313,8 +314,9 @@ class Scheduler:
         self._waiting.blocked(request, refusal)
         is_absent = self._outlook.adapter_state(request) is State.ABSENT
         if refusal is Blocked.LOADING and is_absent:
-            draft.evictions += self._loads.start(request, self._requests.values(), now)
             assert request.adapter is not None
+            waiting = self._by_adapter.of([request.adapter])
+            draft.evictions += self._loads.start(request, waiting, now)
             draft.loads.append(request.adapter)
         return refusal
 
@@ -369,48 +371,9 @@ class Scheduler:
         self._waiting.put_back(request)
         self._num_waiting_tokens += request.num_queued_tokens
 
-    def _commit_decodes(self, draft: Draft, output: StepOutput) -> None:
-        requests, numbers = draft.selection.requests, draft.decodes.draws
-        token_ids = output.token_ids[: len(requests)]
-        is_marked = self._decoding.advance(draft.selection, token_ids)
-        if output.failures:
-            is_marked[:] = True
-        marked = np.flatnonzero(is_marked).tolist()
-        if marked:
-            plain = np.flatnonzero(~is_marked)
-            requests = [requests[row] for row in plain.tolist()]
-            token_ids, numbers = token_ids[plain], numbers[plain]
-        for request in deliver_plain(
-            requests, token_ids.tolist(), numbers.tolist(), self._events
-        ):
-            self._finish(request)
-        for row in marked:
-            request = draft.selection.requests[row]
-            if request.status is Status.RUNNING:  # else another of its choices has failed
-                request.num_computed_tokens += 1
-                self._take(request, int(output.token_ids[row]), output)
-
-    def _commit_prefills(self, draft: Draft, output: StepOutput) -> None:
-        token_ids = iter(output.token_ids[len(draft.selection) :].tolist())
-        for request, chunk in zip(draft.prefilling, draft.chunks, strict=True):
-            token_id = None if chunk.sample is None else next(token_ids)
-            if request.status is not Status.RUNNING:
-                continue  # another of its choices has failed
-            request.num_computed_tokens += len(chunk.token_ids)
-            request.submission.note_computed(request.num_computed_tokens)
-            if token_id is not None:
-                self._take(request, token_id, output)
-                if request.status is Status.RUNNING:
-                    del self._prefilling[request.key]
-                    self._decoding.join(request, yields=self._waiting.yields(request))
-
-    def _take(self, request: Request, token_id: int, output: StepOutput) -> None:
-        """Give a choice its next token, or fail its request if there is none."""
-        failure = output.failures.get(request.key)
-        if failure is not None:
-            self._fail(request.submission, "not_finite", failure)
-        elif deliver(request, token_id, output.logprobs.get(request.key), self._events):
-            self._finish(request)
+    def _begin_to_decode(self, request: Request) -> None:
+        del self._prefilling[request.key]
+        self._decoding.join(request, yields=self._waiting.yields(request))
 
     def _finish(self, request: Request) -> None:
         """End one choice by itself, and its request with the last."""
@@ -442,4 +405,5 @@ class Scheduler:
             self._may_admit = True
         request.submission.open.remove(request)
         request.submission.num_ended_tokens += request.num_output_tokens
+        self._by_adapter.remove(request)
         del self._requests[request.key]

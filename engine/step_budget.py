@@ -41,6 +41,8 @@ def prefill_tokens(
 
     Between `at_least`, so that prompts advance whatever is late, and `at_most`.
     """
+    if costs.predict_ms(step.with_chunk(at_most, 0)) <= slack:
+        return at_most
     floor = min(at_least, at_most)
     sizes = floor + (at_most - floor) * np.arange(_NUM_SIZES + 1) // _NUM_SIZES
     fitting = sizes[costs.predict_chunks_ms(step, sizes, 0) <= slack]

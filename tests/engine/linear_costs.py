@@ -43,7 +43,8 @@ class LinearCosts:
         return self.token_ms * tokens + self.load_ms * load_bytes
 
     def shares(self, rows: Rows, step_ms: float) -> Floats:
-        return step_ms * rows.num_tokens / rows.num_tokens.sum()
+        num_tokens = np.array([1] * len(rows.start) + [chunk.num_tokens for chunk in rows.chunks])
+        return step_ms * num_tokens / num_tokens.sum()
 
 
 class KnownLengths:

@@ -5,18 +5,16 @@ https://arxiv.org/abs/2510.14392: what a request is ahead of its pace is slack t
 and one long step costs nobody anything who is far enough ahead.
 """
 
-from collections.abc import Iterable, Mapping
 from math import inf
 
-from loraplex.engine.config import SchedulerConfig, Targets
+import numpy as np
+
+from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.cost_features import StepFeatures
 from loraplex.engine.costs_port import StepCosts
 from loraplex.engine.draft import Draft
-from loraplex.engine.protocol import ServiceTier
-from loraplex.engine.request import Request
 
 _NUM_SIZES = 24
-_NO_TARGETS = Targets()
 
 
 def bound_prefills(
@@ -28,29 +26,12 @@ def bound_prefills(
     """
     if costs.num_steps < config.min_learned_steps:
         return
-    slack = slack_ms(draft.requests, config.targets, now)
+    slack = draft.slack_ms(now)
     if slack < inf:
         features = draft.features(bytes_in_flight)
         fitting = prefill_tokens(costs, features, slack, draft.budget, config.min_prefill_tokens)
         draft.is_bounded = fitting < draft.budget
         draft.budget = fitting
-
-
-def slack_ms(
-    decoding: Iterable[Request], targets: Mapping[ServiceTier, Targets], now: float
-) -> float:
-    """How long a step may take until the first of these requests is late; `inf` without targets.
-
-    A request that is late already may ask for its pace and no more: were steps as short as could
-    be, prompts would hardly advance, and all would be later still.
-    """
-    smallest = inf
-    for request in decoding:
-        submission = request.submission
-        pace_ms = targets.get(submission.submit.service_tier, _NO_TARGETS).tpot_ms
-        left_ms = (submission.first_token_due_s - now) * 1e3 + request.num_output_tokens * pace_ms
-        smallest = min(smallest, max(left_ms, pace_ms))
-    return smallest
 
 
 def prefill_tokens(
@@ -60,10 +41,9 @@ def prefill_tokens(
 
     Between `at_least`, so that prompts advance whatever is late, and `at_most`.
     """
+    if costs.predict_ms(step.with_chunk(at_most, 0)) <= slack:
+        return at_most
     floor = min(at_least, at_most)
-    sizes = sorted({floor + (at_most - floor) * i // _NUM_SIZES for i in range(_NUM_SIZES + 1)})
-    fitting = floor
-    for size, ms in zip(sizes, costs.predict_chunks_ms(step, sizes, 0), strict=True):
-        if ms <= slack:
-            fitting = max(fitting, size)
-    return fitting
+    sizes = floor + (at_most - floor) * np.arange(_NUM_SIZES + 1) // _NUM_SIZES
+    fitting = sizes[costs.predict_chunks_ms(step, sizes, 0) <= slack]
+    return int(fitting.max(initial=floor))

@@ -19,7 +19,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from loraplex.engine.cost_errors import DriftAlarm, ErrorPercentiles, ErrorWindow
+from loraplex.engine.cost_errors import (
+    Choice,
+    DriftAlarm,
+    ErrorPercentiles,
+    ErrorWindow,
+    Hindsight,
+)
 from loraplex.engine.cost_features import (
     EDGES,
     NUM_FEATURES,
@@ -91,6 +97,7 @@ class CostModel:
         self._factors: Floats = np.ones(_NUM_BUCKETS)
         self._alarm = DriftAlarm()
         self._errors = ErrorWindow()
+        self._hindsight = Hindsight(self.predict_chunks_ms)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -106,6 +113,14 @@ class CostModel:
     def errors(self, newest: int = 512) -> ErrorPercentiles:
         """Relative errors of predictions made before their steps were learned."""
         return self._errors.percentiles(newest)
+
+    def regrets(self) -> ErrorPercentiles:
+        """What choices of sizes lost, as far as it knows now; see `Hindsight`."""
+        return self._hindsight.percentiles()
+
+    def note_choice(self, choice: Choice) -> None:
+        """Judge a choice once more has been learned."""
+        self._hindsight.note(choice, self.num_steps)
 
     def predict_ms(self, step: StepFeatures) -> float:
         """Time of one step in ms, never negative."""

@@ -28,6 +28,7 @@ from loraplex.engine.claim import claimed
 from loraplex.engine.config import ModelConfig, SchedulerConfig, Targets
 from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.cost import CostModel
+from loraplex.engine.cost_metrics import CostCollector
 from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_queue import FairSettings
@@ -181,7 +182,9 @@ async def _compose(
     )
     parts = compose_engine(settings, model, runner, sizes, tokenizer_json, costs.model)
     mailbox = parts.mailbox
-    metrics = WorkerMetrics(CollectorRegistry(), parts.scheduler, parts.residency, sizes.num_blocks)
+    registry = CollectorRegistry()
+    registry.register(CostCollector(costs.model))
+    metrics = WorkerMetrics(registry, parts.scheduler, parts.residency, sizes.num_blocks)
     info = ModelInfo(
         name=model.config.name,
         max_model_len=sizes.max_model_len,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.cost_errors import Choice
 from loraplex.engine.cost_features import Row, StepFeatures
 
 
@@ -29,6 +30,9 @@ class LinearCosts:
 
     def observe(self, step: StepFeatures, ms: float) -> None:
         self.num_steps += 1
+
+    def note_choice(self, choice: Choice) -> None:
+        pass
 
     def request_ms(
         self,

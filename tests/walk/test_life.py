@@ -63,13 +63,15 @@ def test_ctrl_c_lets_open_requests_end_and_a_second_start_finds_everything_again
     new_demo_data_dir: Callable[[], Path],
 ) -> None:
     data_dir = new_demo_data_dir()
-    with serving(data_dir) as served:
+    with serving(data_dir, environment={"LORAPLEX_CALIBRATION_S": "1"}) as served:
+        assert "learned from" in served.log_path.read_text()
         before = served.ready["tenants"]
         with open_stream(served, LONG | {"max_tokens": 40}) as lines:
             served.process.send_signal(signal.SIGINT)
             assert list(lines)[-1] == "data: [DONE]"
         assert served.process.wait(30) == 0
         assert "Traceback" not in served.log_path.read_text()
+    assert len(list((data_dir / "costs").glob("*.json"))) == 1
     rows = usage_rows(data_dir, "acme")
     assert [row["finish_reason"] for row in rows] == ["length"]
     with serving(data_dir) as again:

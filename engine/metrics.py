@@ -3,8 +3,8 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from loraplex.adapters.residency import Residency
+from loraplex.engine.cache_metrics import CacheCollector
 from loraplex.engine.core import StepReport
-from loraplex.engine.request_blocks import CacheCounts
 from loraplex.engine.scheduler import Scheduler
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -59,21 +59,6 @@ class WorkerMetrics:
             "Requests that lost their KV blocks, to be recomputed.",
             registry=registry,
         )
-        self._prefix_asked = Counter(
-            "loraplex_prefix_cache_asked_tokens",
-            "Prompt tokens of requests that began.",
-            registry=registry,
-        )
-        self._prefix_found = Counter(
-            "loraplex_prefix_cache_found_tokens",
-            "Of those, tokens that were in the prefix cache.",
-            registry=registry,
-        )
-        self._prefix_evictions = Counter(
-            "loraplex_prefix_cache_evicted_blocks",
-            "KV blocks of the prefix cache that had to go for others.",
-            registry=registry,
-        )
         self._adapter_loads = Counter(
             "loraplex_adapter_loads", "Adapter transfers that were started.", registry=registry
         )
@@ -83,8 +68,7 @@ class WorkerMetrics:
             ["code"],
             registry=registry,
         )
-        self._blocks = scheduler.blocks
-        self._counted = CacheCounts()
+        registry.register(CacheCollector(scheduler.blocks))
         self._watch(scheduler, residency, num_blocks)
 
     def observe(self, report: StepReport) -> None:
@@ -92,14 +76,13 @@ class WorkerMetrics:
         plan, events = report.plan, report.events
         self._adapter_loads.inc(len(plan.loads))
         self._preemptions.inc(plan.num_preempted)
-        self._count_cache(self._blocks.counts)
         for finished in events.finished:
             self._queue_seconds.observe(finished.queue_ms / 1e3)
         for failed in events.failed:
             self._request_failures.labels(failed.code).inc()
-        if plan.chunks:
+        if plan.num_requests:
             self._step_adapters.observe(plan.num_adapters)
-            self._step_requests.observe(len(plan.chunks))
+            self._step_requests.observe(plan.num_requests)
             self._step_tokens.observe(plan.num_tokens)
             self._step_seconds.labels("plan").observe(report.plan_s)
             self._step_seconds.labels("build").observe(report.build_s)
@@ -109,12 +92,6 @@ class WorkerMetrics:
     def render(self) -> str:
         """All metrics in the Prometheus text format."""
         return generate_latest(self._registry).decode()
-
-    def _count_cache(self, counts: CacheCounts) -> None:
-        before, self._counted = self._counted, counts
-        self._prefix_asked.inc(counts.asked_tokens - before.asked_tokens)
-        self._prefix_found.inc(counts.found_tokens - before.found_tokens)
-        self._prefix_evictions.inc(counts.evicted_blocks - before.evicted_blocks)
 
     def _watch(self, scheduler: Scheduler, residency: Residency, num_blocks: int) -> None:
         requests = Gauge(

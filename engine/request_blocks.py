@@ -9,7 +9,7 @@ from loraplex.engine.cached_block import Namespace
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.prefix_cache import PrefixCache
-from loraplex.engine.request import Request, Status
+from loraplex.engine.request import Request, Status, Submission
 from loraplex.engine.shared_prompt import shareable_blocks
 
 
@@ -73,48 +73,60 @@ class RequestBlocks:
                 self._cache.count_use(shared)
         self.pool.extend(request.block_table, request.num_tokens)
 
-    def enter(self, request: Request) -> None:
-        """Tell the cache what a running request has computed, and its other choices, which may hold
-        some of the same blocks."""
-        for choice in request.submission.open:
+    def enter(self, request: Request) -> bool:
+        """Tell the cache what a running request has computed, in steps that have not failed. True
+        if it now holds other blocks that were known by the same tokens.
+
+        A prompt's blocks are in the tables of other choices too.
+        """
+        choices = request.submission.open if request.row < 0 else (request,)
+        is_replaced = False
+        for choice in choices:
             if choice.status is Status.RUNNING and choice.num_computed_tokens >= choice.enter_at:
-                self._enter(choice)
+                is_replaced |= self._enter(choice)
+        return is_replaced
 
     def give_back(self, request: Request) -> None:
         """Take all blocks of a request."""
         self.pool.release(request.block_table)
         request.lose_blocks()
 
-    def forget(self, request: Request) -> None:
-        """Know nothing any more that a request may have read or written: it was not finite."""
+    def forget(self, submission: Submission) -> None:
+        """Know nothing any more of what a request may have read or written."""
         if self._cache is not None:
-            self.pool.reclaim(self._cache.forget(_namespace(request)))
+            self.pool.reclaim(self._cache.forget(_namespace(submission)))
 
     def _found(self, request: Request) -> list[int]:
         if self._cache is None:
             return []
-        namespace = _namespace(request)
+        namespace = _namespace(request.submission)
         version = self._cache.version(namespace)
         if request.found[0] != version:
             max_blocks = (request.num_tokens - 1) // self._block_size
             request.found = version, self._cache.match(namespace, request.token_ids, max_blocks)
         return request.found[1]
 
-    def _enter(self, request: Request) -> None:
+    def _enter(self, request: Request) -> bool:
         assert self._cache is not None
-        namespace, table, size = _namespace(request), request.block_table, self._block_size
+        namespace, table, size = (
+            _namespace(request.submission),
+            request.block_table,
+            self._block_size,
+        )
+        is_replaced = False
         while request.num_computed_tokens >= request.enter_at:
             index = request.enter_at // size - 1
             block = self._cache.enter(namespace, request.token_ids, table, index)
             if block is None:
                 request.enter_at = sys.maxsize
-                return
+                break
             if block != table[index]:
                 self.pool.replace(table, index, block)
-                request.forget_blocks()
+                is_replaced = True
             request.enter_at += size
+        return is_replaced
 
 
-def _namespace(request: Request) -> Namespace:
-    submit = request.submission.submit
+def _namespace(submission: Submission) -> Namespace:
+    submit = submission.submit
     return Namespace(submit.tenant, submit.adapter)

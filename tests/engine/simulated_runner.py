@@ -52,13 +52,13 @@ class SimulatedRunner:
     def run(self, plan: StepPlan) -> StepOutput:
         self.plans.append(plan)
         for chunk in plan.chunks:
-            self._write(chunk)
+            self.write(chunk)
         tokens = {
             chunk.request_id: self._sample(chunk, chunk.sample)
             for chunk in plan.chunks
             if chunk.sample is not None
         }
-        return StepOutput(tokens, {})
+        return StepOutput.of(plan, tokens)
 
     def _sample(self, chunk: Chunk, spec: SampleSpec) -> int:
         token_ids = self._read(chunk)
@@ -68,7 +68,8 @@ class SimulatedRunner:
             assert set(spec.penalties.prompt_ids) == set(token_ids[:end])
         return next_token(token_ids, chunk.adapter, spec.seed)
 
-    def _write(self, chunk: Chunk) -> None:
+    def write(self, chunk: Chunk) -> None:
+        """Compute its keys and values."""
         self.num_computed += len(chunk.token_ids)
         for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
             block = chunk.block_table[position // self._block_size]

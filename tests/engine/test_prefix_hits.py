@@ -151,7 +151,7 @@ def test_numbers_that_are_not_finite_are_forgotten_with_all_that_they_may_come_f
     world.run(submit("b", tenant="other"))
     world.scheduler.add(submit("c", (*PROMPT, 7, 8, 9, 10)), now=0.0)
     plan = world.scheduler.plan(now=0.0)
-    world.scheduler.commit(plan, StepOutput({}, {"c": "not finite"}))
+    world.scheduler.commit(plan, StepOutput.of(plan, {}, {"c": "not finite"}))
     world.scheduler.check()
     assert cached(world.run(submit("d"))[1]) == 0
     assert cached(world.run(submit("e", tenant="other"))[1]) == 12

@@ -140,7 +140,8 @@ class DecodeRows:
         rows = self.select(at_most, yielding=yielding).rows
         rows = rows[self._positions[rows] >= self._room[rows]]
         by_admission = rows[self._admissions[rows].argsort()]
-        return self._requests[by_admission].tolist()
+        requests: list[Request] = self._requests[by_admission].tolist()
+        return requests
 
     def extended(self, requests: Sequence[Request]) -> None:
         """Their block tables have grown by one block each."""

@@ -1,6 +1,7 @@
 """Gives choices what a step computed: their tokens, the text of these, and their ends."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.draft import Draft
@@ -119,7 +120,7 @@ def _deliver_plain(
         request.num_computed_tokens += 1
         text = request.text
         piece = text.push(token_id, None)
-        reason = None
+        reason: Literal["stop"] | None = None
         if text.stopped:
             piece, reason = piece + text.end(), "stop"
             stopped.append(request)

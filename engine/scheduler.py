@@ -22,6 +22,7 @@ from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_over
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
 from loraplex.engine.step_budget import StepBudget
+from loraplex.engine.swapping import Swapping
 from loraplex.engine.waits import Reason, WaitClock, named
 
 
@@ -77,9 +78,10 @@ class Scheduler:
         self._lengths = lengths
         self._step_budget = StepBudget(costs, config)
         self._loads = Loads(residency)
-        self._outlook = Outlook(config, self.blocks, residency, costs, lengths)
+        self.swapping = Swapping(config, policy.measured)
+        self._outlook = Outlook(config, self.blocks, residency, self.swapping, costs, lengths)
         self._preemption = Preemption(
-            self.blocks, self._decoding, self._outlook, policy, self._give_up
+            self.blocks, self._decoding, self._outlook, self.swapping, policy, self._give_up
         )
         self._meter = Meter(costs, policy.measured, config.max_running)
         self._clock = WaitClock(0.0)
@@ -174,11 +176,15 @@ class Scheduler:
             request = self._requests.get(key)
             if request is not None:
                 self._fail(request.submission, "internal_error", message)
+        for copy in plan.copies_out:
+            if (request := self._requests.get(copy.request_id)) is not None:
+                self.swapping.forget(request)  # it may not have been copied
 
     def plan(self, now: float) -> StepPlan:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
         self._step += 1
         self._now = now
+        self.swapping.begin_step()
         self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
         self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
         self._may_admit |= self._loads.note_ended(self._by_adapter.of(self._loads.keys), now)
@@ -193,11 +199,15 @@ class Scheduler:
         self._plan_yielding(draft)
         return draft.plan(self._step)
 
-    def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
-        """Take what ran, in `step_ms`. Returns all events since the last commit."""
+    def commit(
+        self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0, copy_ms: float = 0.0
+    ) -> Events:
+        """Take what ran, in `step_ms`, after copies of KV blocks in `copy_ms`. Returns all events
+        since the last commit."""
         assert plan.step == self._step, "another step has been planned since"
         if step_ms > 0 and plan.num_requests:
             self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
+        self.swapping.copied(plan, copy_ms)
         self._delivery.deliver(self._draft, output, self._events)
         return self.take_events()
 
@@ -210,6 +220,7 @@ class Scheduler:
         """Assert the conservation laws; holds between any two calls."""
         self._pool.check([request.block_table for request in self._requests.values()])
         self._residency.check()
+        self.swapping.check(self._requests.values())
         self._decoding.check([request for request in self._requests.values() if request.row >= 0])
         running = {request.key for request in (*self._running, *self._yielding) if request.row < 0}
         assert running == self._prefilling.keys()
@@ -294,7 +305,8 @@ class Scheduler:
         """Why it cannot start now. What yields gives way before that is said of another."""
         # Who lacks a block at most takes hold of the others now, before they are gone, and computes
         # what is left when there is room.
-        if draft.budget == 0 and (not shared or self._pool.missing(shared, request.num_tokens) > 1):
+        lacks_more = not shared or self._pool.missing(shared, request.num_tokens) > 1
+        if draft.budget == 0 and (lacks_more or request.host_copy is not None):
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
@@ -308,6 +320,7 @@ class Scheduler:
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
         self.blocks.start(request, shared)
+        self.swapping.copy_back(request, self._draft)
         request.status = Status.RUNNING
         self._num_admissions += 1
         request.admission = self._num_admissions
@@ -373,6 +386,7 @@ class Scheduler:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
+            self.swapping.forget(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens
             self._may_admit = True

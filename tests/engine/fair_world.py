@@ -258,7 +258,7 @@ class World:
             self.loading[key] = self.now + cost_ms / 1e3
             if self.tenants[request.key]:
                 self.auditor.service_ms[key.tenant] += cost_ms
-        for victim, by, _ in plan.preempted:
+        for victim, by, *_ in plan.preempted:
             recompute_ms = self.costs.token_ms * self.computed.pop(victim, 0)
             self.num_preempted[victim] += 1
             payer, tenant = self.tenants[by], self.tenants[victim]

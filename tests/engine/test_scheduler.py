@@ -248,13 +248,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     ends by itself must give exactly what it would give alone.
     """
 
+    num_host_blocks = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.residency = Residency(5)
-        self.scheduler = build.scheduler(
-            build.config(num_blocks=12, max_waiting_requests=1000, max_waiting_tokens=100_000),
-            self.residency,
+        config = build.config(
+            num_blocks=12,
+            max_waiting_requests=1000,
+            max_waiting_tokens=100_000,
+            num_host_blocks=self.num_host_blocks,
+            copy_ms_per_block=0.5,  # a token takes 1 ms
         )
+        self.scheduler = build.scheduler(config, self.residency)
         self.runner = SimulatedRunner(12, 4)
         self.loading: list[AdapterKey] = []
         self.submits: dict[str, object] = {}
@@ -307,8 +313,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """A step writes some of its keys and values, and breaks."""
         plan = self.scheduler.plan(now=0.0)
         self.loading += plan.loads
-        for chunk in plan.chunks[: data.draw(st.integers(0, 8))]:
-            self.runner.write(chunk)
+        if data.draw(st.booleans()):
+            self.runner.copy(plan)
+            for chunk in plan.chunks[: data.draw(st.integers(0, 8))]:
+                self.runner.write(chunk)
         self.runner.poison(self.scheduler.blocks.pool.free())
         self.scheduler.fail_step(plan, "broken")
         self.take(self.scheduler.take_events())
@@ -335,6 +343,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             request_id = chunk.request_id.partition("#")[0]
             end = min(chunk.start + len(chunk.token_ids), len(self.submits[request_id].prompt))
             self.computed[request_id] = max(end, self.computed.get(request_id, 0))
+        self.runner.copy(plan)
         self.take(self.scheduler.commit(plan, self.runner.run(plan)))
         self.runner.poison(self.scheduler.blocks.pool.free())
 
@@ -390,7 +399,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                     assert (request_id, choice) in self.ended_choices
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
+class SwappingMachine(SchedulerMachine):
+    """The same with room on the host for what some of those that are preempted had computed."""
+
+    num_host_blocks = 7
+
+
+for machine in (SchedulerMachine, SwappingMachine):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase
+TestSwappingMachine = SwappingMachine.TestCase

@@ -40,6 +40,10 @@ class AdmissionView(Protocol):
         """True if there are KV blocks for it now."""
         ...
 
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of it that need not be computed."""
+        ...
+
     def predicted_ms(self, request: Request) -> float:
         """What all that is left of it costs the machine: prefill, decodes, load."""
         ...

@@ -49,6 +49,8 @@ class SchedulerConfig:
     max_model_len: int
     vocab_size: int
     """Token ids are below it."""
+    prefix_cache: bool = True
+    """Keep what requests computed, for those that begin alike."""
     targets: Mapping[ServiceTier, Targets] = field(default_factory=lambda: MappingProxyType({}))
     """By tier; one that is not in it has none."""
     min_prefill_tokens: int = 16

@@ -18,7 +18,7 @@ _MAX_GAP_TENANTS = 64
 """Tenants that are looked at for a request that fills a gap, each time."""
 _MAX_PROGRAMS = 4096
 
-_Head = tuple[bool, float, str, Request]
+_Head = tuple[bool, int, float, str, Request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class FairSettings:
 
 class FairQueue:
     """Tenants take turns by deficit. Of those whose turn it has been longest the one goes first
-    whose adapter is there already, then the one whose first token is due first.
+    whose adapter is there already, then the one with the longest cached prefix, then the one whose
+    first token is due first.
 
     Who needs a load is charged when the load starts, is *committed* from then on, and runs before
     all others when its adapter has come; so does who was pushed out by another tenant. A tenant
@@ -289,7 +290,8 @@ class FairQueue:
             self._share.stop_waiting(tenant)
             return
         is_absent = view.adapter_state(request) is State.ABSENT
-        heappush(heads, (is_absent, request.submission.first_token_due_s, tenant, request))
+        due_s = request.submission.first_token_due_s
+        heappush(heads, (is_absent, -view.cached_tokens(request), due_s, tenant, request))
 
     def _unpark(self, view: AdmissionView) -> None:
         for tenant in sorted(self._parked):

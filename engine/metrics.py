@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from loraplex.adapters.residency import Residency
+from loraplex.engine.cache_metrics import CacheCollector
 from loraplex.engine.core import StepReport
 from loraplex.engine.scheduler import Scheduler
 
@@ -67,6 +68,7 @@ class WorkerMetrics:
             ["code"],
             registry=registry,
         )
+        registry.register(CacheCollector(scheduler.blocks))
         self._watch(scheduler, residency, num_blocks)
 
     def observe(self, report: StepReport) -> None:
@@ -103,7 +105,9 @@ class WorkerMetrics:
         blocks = Gauge(
             "loraplex_kv_blocks", "KV blocks, by state.", ["state"], registry=self._registry
         )
-        blocks.labels("free").set_function(lambda: scheduler.num_free_blocks)
+        pool = scheduler.blocks.pool
+        blocks.labels("free").set_function(lambda: pool.num_free - pool.num_cached)
+        blocks.labels("cached").set_function(lambda: pool.num_cached)
         blocks.labels("held").set_function(lambda: num_blocks - scheduler.num_free_blocks)
         held = Gauge(
             "loraplex_adapter_bytes",

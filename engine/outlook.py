@@ -7,9 +7,8 @@ from loraplex.adapters.residency import Residency, State
 from loraplex.engine.admission import Blocked
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.costs_port import OutputLengths, StepCosts
-from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.request import Request
-from loraplex.engine.shared_prompt import shareable_blocks
+from loraplex.engine.request_blocks import RequestBlocks
 
 
 class Outlook:
@@ -19,13 +18,14 @@ class Outlook:
     def __init__(
         self,
         config: SchedulerConfig,
-        pool: BlockPool,
+        blocks: RequestBlocks,
         residency: Residency,
         costs: StepCosts,
         lengths: OutputLengths,
     ) -> None:
         self._config = config
-        self._pool = pool
+        self._blocks = blocks
+        self._pool = blocks.pool
         self._residency = residency
         self._costs = costs
         self._lengths = lengths
@@ -45,8 +45,12 @@ class Outlook:
         return State.RESIDENT if request.adapter is None else self._residency.state(request.adapter)
 
     def shared(self, request: Request) -> list[int]:
-        """Blocks that it can take over from another choice."""
-        return shareable_blocks(request, self._pool.block_size, self._computed)
+        """Blocks that it can take over instead of computing them."""
+        return self._blocks.shared(request, self._computed)
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of it that need not be computed."""
+        return len(self.shared(request)) * self._pool.block_size
 
     def missing(self, request: Request, shared: list[int], num_running: int) -> Blocked | None:
         """What a request lacks to start now; LOADING also for one whose load may start."""
@@ -58,7 +62,7 @@ class Outlook:
         if state is State.ABSENT:
             can_load = self._residency.can_load(request.submission.adapter_bytes)
             return Blocked.LOADING if can_load else Blocked.ADAPTER_MEMORY
-        if self._pool.missing(shared, request.num_tokens) > self._pool.num_free:
+        if self._missing_beside(shared, request) > 0:
             return Blocked.KV_BLOCKS
         return None
 
@@ -71,7 +75,7 @@ class Outlook:
         self._expect(request)
         return self._costs.request_ms(
             request.num_tokens,
-            len(self.shared(request)) * self._pool.block_size,
+            self.cached_tokens(request),
             self._output_left(request),
             request.submission.rank,
             self._load_bytes(request),
@@ -85,7 +89,8 @@ class Outlook:
         return self._costs.request_ms(1, 0, 0, 0.0, load_bytes) - self._costs.request_ms(1, 0, 0)
 
     def recompute_ms(self, request: Request) -> float:
-        """What it costs to compute anew what a running request has in the KV cache."""
+        """What it costs to compute anew what a running request has in the KV cache, should nothing
+        of it be found again."""
         if not request.num_computed_tokens:
             return 0.0
         return self._costs.request_ms(request.num_computed_tokens, 0, 0, request.submission.rank)
@@ -93,7 +98,8 @@ class Outlook:
     def predicted_run_ms(self, request: Request) -> float:
         """Wall time from its start to its end."""
         self._expect(request)
-        prefill_steps = -(-request.num_tokens // self._config.max_step_tokens)
+        num_tokens = request.num_tokens - self.cached_tokens(request)
+        prefill_steps = -(-num_tokens // self._config.max_step_tokens)
         return (prefill_steps + self._output_left(request)) * self._step_ms
 
     def predicted_wait_ms(self, request: Request) -> float:
@@ -115,8 +121,11 @@ class Outlook:
         return steps * self._step_ms
 
     def _missing_blocks(self, request: Request) -> int:
-        needed = self._pool.blocks_for(request.num_tokens) - len(self.shared(request))
-        return needed - self._pool.num_free
+        return self._missing_beside(self.shared(request), request)
+
+    def _missing_beside(self, shared: list[int], request: Request) -> int:
+        needed = self._pool.missing(shared, request.num_tokens)
+        return needed - self._pool.num_free_beside(shared)
 
     def _load_bytes(self, request: Request) -> int:
         is_absent = self.adapter_state(request) is State.ABSENT

@@ -12,14 +12,15 @@ from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.delivery import Delivery
 from loraplex.engine.draft import Draft
 from loraplex.engine.events import Events
-from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.loads import Loads
 from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
-from loraplex.engine.plan import Preempted, StepOutput, StepPlan
+from loraplex.engine.plan import StepOutput, StepPlan
+from loraplex.engine.preemption import Preemption
 from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
+from loraplex.engine.request_blocks import RequestBlocks
 from loraplex.engine.step_budget import StepBudget
 from loraplex.engine.waits import Reason, WaitClock, named
 
@@ -60,20 +61,26 @@ class Scheduler:
         self._waiting = policy
         self._new_text = new_text
         self._eos_token_ids = eos_token_ids
-        self._pool = BlockPool(config.num_blocks, config.block_size)
+        self.blocks = RequestBlocks(config)
+        self._pool = self.blocks.pool
         self._requests: dict[str, Request] = {}
         self._submissions: dict[str, Submission] = {}
         self._by_adapter = ByAdapter()
         self._running: list[Request] = []
         self._yielding: list[Request] = []
         self._decoding = DecodeRows(config)
-        self._delivery = Delivery(self._decoding, self._finish, self._fail, self._begin_to_decode)
+        self._delivery = Delivery(
+            self._decoding, self._finish, self._fail_for_numbers, self._begin_to_decode, self.blocks
+        )
         self._prefilling: dict[str, Request] = {}
         """Those that run and have no row, in order of admission."""
         self._lengths = lengths
         self._step_budget = StepBudget(costs, config)
         self._loads = Loads(residency)
-        self._outlook = Outlook(config, self._pool, residency, costs, lengths)
+        self._outlook = Outlook(config, self.blocks, residency, costs, lengths)
+        self._preemption = Preemption(
+            self.blocks, self._decoding, self._outlook, policy, self._give_up
+        )
         self._meter = Meter(costs, policy.measured, config.max_running)
         self._clock = WaitClock(0.0)
         self._may_admit = False
@@ -97,7 +104,7 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that nobody holds."""
+        """KV blocks that nobody holds, cached ones included."""
         return self._pool.num_free
 
     @property
@@ -216,32 +223,8 @@ class Scheduler:
 
     def _plan_decodes(self, draft: Draft, *, yielding: bool) -> None:
         lacking = self._decoding.without_room(draft.budget, yielding=yielding)
-        if len(lacking) <= self._pool.num_free:
-            self._extend(lacking)
-        else:
-            for request in lacking:
-                if request.status is Status.RUNNING:
-                    self._make_room(request, draft)
+        self._preemption.make_room(lacking, [*self._running, *self._yielding], draft)
         draft.decode(yielding=yielding)
-
-    def _make_room(self, request: Request, draft: Draft) -> None:
-        """Extend its block table by what the next token needs, unless it is preempted itself."""
-        while self._pool.missing(request.block_table, request.num_tokens) > self._pool.num_free:
-            victim = (self._yielding or self._running)[-1]
-            cost_ms = self._outlook.recompute_ms(victim)
-            if victim is not request and not self._waiting.makes_room(request, victim, cost_ms):
-                victim = request
-            self._preempt(victim, request, draft)
-            if victim is request:
-                return
-        self._extend([request])
-
-    def _extend(self, requests: list[Request]) -> None:
-        """Extend their block tables by the block that the next token of each needs."""
-        for request in requests:
-            self._pool.extend(request.block_table, request.num_tokens)
-        if requests:
-            self._decoding.extended(requests)
 
     def _plan_prefills(self, draft: Draft, *, yielding: bool) -> None:
         for request in self._prefilling.values():
@@ -290,8 +273,6 @@ class Scheduler:
 
     def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
         """Start a request, or its load, or tell the policy why it cannot be."""
-        # A choice that shares blocks takes hold of them now, before they are gone, and computes
-        # what is left when there is room.
         shared = self._outlook.shared(request)
         refusal = self._refusal(request, shared, draft)
         if refusal is None:
@@ -311,12 +292,14 @@ class Scheduler:
 
     def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
         """Why it cannot start now. What yields gives way before that is said of another."""
-        if draft.budget == 0 and not shared:
+        # Who lacks a block at most takes hold of the others now, before they are gone, and computes
+        # what is left when there is room.
+        if draft.budget == 0 and (not shared or self._pool.missing(shared, request.num_tokens) > 1):
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
         while refusal not in {None, Blocked.LOADING} and may_take and self._yielding:
-            self._preempt(self._yielding[-1], request, draft)
+            self._preemption.preempt(self._yielding[-1], request, draft)
             refusal = self._outlook.missing(request, shared, self.num_running)
         return refusal
 
@@ -324,9 +307,7 @@ class Scheduler:
         self._num_waiting_tokens -= request.num_queued_tokens
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
-        self._pool.share(request.block_table, shared)
-        request.num_computed_tokens = len(shared) * self._pool.block_size
-        self._pool.extend(request.block_table, request.num_tokens)
+        self.blocks.start(request, shared)
         request.status = Status.RUNNING
         self._num_admissions += 1
         request.admission = self._num_admissions
@@ -340,21 +321,19 @@ class Scheduler:
         """Take a running choice's blocks and lease, and give back what it was charged too much."""
         self._meter.settle(request)
         if request.row >= 0:
+            self.blocks.enter(request)
             self._decoding.leave(request)
         else:
             del self._prefilling[request.key]
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
-        self._pool.release(request.block_table)
-        request.lose_blocks()
+        self.blocks.give_back(request)
         if request.adapter is not None:
             self._residency.release(request.adapter)
         request.status = status
         self._waiting.ended(request)
         self._may_admit = True
 
-    def _preempt(self, request: Request, by: Request, draft: Draft) -> None:
-        recompute_ms = self._outlook.recompute_ms(request)
-        draft.preempted.append(Preempted(request.key, by.key, recompute_ms))
+    def _give_up(self, request: Request) -> None:
         self._stop(request, Status.WAITING)
         request.clock.follow(self._clock, self._now)
         self._waiting.put_back(request)
@@ -373,6 +352,11 @@ class Scheduler:
             submission.waited_ms = submission.clock.sums_ms(self._now)
             del self._submissions[submission.request_id]
             self._events.add_finished(submission, "length" if submission.was_cut else "stop")
+
+    def _fail_for_numbers(self, submission: Submission, message: str) -> None:
+        """What it computed was not finite, and so may be what it was computed from."""
+        self._fail(submission, "not_finite", message)
+        self.blocks.forget(submission)
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)

@@ -79,6 +79,11 @@ class Settings(BaseSettings):
         description="Memory of resident adapters. Default: sized from free memory at start.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    prefix_cache: bool = Field(
+        default=True,
+        description="Keep what requests have computed while there is room, for requests of the "
+        "same tenant and adapter that begin alike; see `docs/scheduling.md`.",
+    )
     max_step_tokens: int = Field(
         512, ge=1, description="Rows of one forward pass: decodes plus chunks of prompts."
     )

@@ -267,4 +267,5 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_waiting_tokens=sum(request.prompt_tokens for request in load.requests) + 1,
         max_model_len=longest,
         vocab_size=2,
+        prefix_cache=False,  # traces do not tell what prompts say
     )

@@ -19,6 +19,8 @@ class Draft:
         """Whose the chunks are, in their order."""
         self.chunks: list[Chunk] = []
         self.loads: list[AdapterKey] = []
+        self.prefetches: list[AdapterKey] = []
+        self.claims: list[AdapterKey] = []
         self.evictions: list[AdapterKey] = []
         self.preempted: list[Preempted] = []
         self._ends: dict[str, int] = {}
@@ -132,6 +134,8 @@ class Draft:
             loads=tuple(self.loads),
             evictions=tuple(self.evictions),
             preempted=tuple(self.preempted),
+            prefetches=tuple(self.prefetches),
+            claims=tuple(self.claims),
         )
 
 

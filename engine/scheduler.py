@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from loraplex.adapters.residency import Residency, State
+from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import AdmissionPolicy, Blocked
+from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionPolicy, Blocked
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
 from loraplex.engine.draft import Draft
@@ -15,11 +15,12 @@ from loraplex.engine.loads import Loads
 from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import Logprobs, Preempted, StepOutput, StepPlan
+from loraplex.engine.prefetch import Prefetch
 from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_overload
 from loraplex.engine.request import Piece, Request, Status, Submission, Text, choice_key
 from loraplex.engine.step_budget import bound_prefills
-from loraplex.engine.waits import Reason, WaitClock, named
+from loraplex.engine.waits import Reason, WaitClock
 
 _NOTHING = Piece()
 _REASONS: Mapping[Blocked, Reason] = {
@@ -27,7 +28,9 @@ _REASONS: Mapping[Blocked, Reason] = {
     Blocked.KV_BLOCKS: "kv",
     Blocked.ADAPTER_MEMORY: "adapter_memory",
     Blocked.STEP: "step",
+    Blocked.TRANSFERS: "load",
 }
+_NOT_FOR_ROOM = frozenset({None, *WAITS_FOR_COPIES})
 
 
 class Scheduler:
@@ -73,8 +76,9 @@ class Scheduler:
         self._yielding: list[Request] = []
         self._costs = costs
         self._lengths = lengths
-        self._loads = Loads(residency)
-        self._outlook = Outlook(config, self._pool, residency, costs, lengths)
+        self._loads = Loads(residency, config.max_transfer_bytes)
+        self._prefetch = Prefetch(residency, self._loads, config.prefetch)
+        self._outlook = Outlook(config, self._pool, residency, self._loads, costs, lengths)
         self._meter = Meter(costs, policy.measured)
         self._clock = WaitClock(0.0)
         self._may_admit = False
@@ -124,6 +128,7 @@ class Scheduler:
         ]
         submission.clock = submission.open[0].clock
         self._submissions[submit.request_id] = submission
+        self._loads.arrive(submission)
         for request in submission.open:
             self._requests[request.key] = request
             self._loads.join(request, now)
@@ -143,15 +148,7 @@ class Scheduler:
     def explain(self, request_id: str, now: float) -> Explained | None:
         """Why an open request waits, or waited until it ran; None if it is not open."""
         submission = self._submissions.get(request_id)
-        if submission is None:
-            return None
-        first, clock = submission.open[0], submission.clock
-        return Explained(
-            request_id=request_id,
-            state="running" if first.status is Status.RUNNING else "waiting",
-            waits_for=None if first.status is Status.RUNNING else first.clock.reason(),
-            waited_ms=named(clock.sums_ms(now)),
-        )
+        return None if submission is None else submission.explain(now)
 
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
@@ -180,6 +177,7 @@ class Scheduler:
         self._plan_prefills(self._running, draft)
         self._admit(draft, now)
         self._plan_yielding(draft)
+        self._prefetch.start(self._waiting.upcoming(), draft)
         return draft.plan(self._step)
 
     def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
@@ -211,6 +209,7 @@ class Scheduler:
         self._residency.check()
         assert self.num_running + len(self._waiting) == len(self._requests)
         waiting = [r for r in self._requests.values() if r.status is Status.WAITING]
+        self._loads.check(waiting)
         assert self._num_waiting_tokens == sum(r.num_queued_tokens for r in waiting)
         in_submissions = [r for s in self._submissions.values() for r in s.open]
         assert {r.key for r in in_submissions} == self._requests.keys()
@@ -301,11 +300,8 @@ class Scheduler:
                 draft.add(request)
             return None
         self._waiting.blocked(request, refusal)
-        is_absent = self._outlook.adapter_state(request) is State.ABSENT
-        if refusal is Blocked.LOADING and is_absent:
-            draft.evictions += self._loads.start(request, self._requests.values(), now)
-            assert request.adapter is not None
-            draft.loads.append(request.adapter)
+        if refusal is Blocked.LOADING:
+            self._loads.demand(request, self._requests.values(), draft, now)
         return refusal
 
     def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
@@ -314,7 +310,7 @@ class Scheduler:
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
-        while refusal not in {None, Blocked.LOADING} and may_take and self._yielding:
+        while refusal not in _NOT_FOR_ROOM and may_take and self._yielding:
             self._preempt(self._yielding[-1], request, draft)
             refusal = self._outlook.missing(request, shared, self.num_running)
         return refusal
@@ -328,6 +324,7 @@ class Scheduler:
         self._pool.extend(request.block_table, request.num_tokens)
         request.status = Status.RUNNING
         request.clock.stop(now)
+        self._loads.leave(request)
         if request.submission.waited_until_s is None:
             request.submission.waited_until_s = now
         (self._yielding if self._waiting.yields(request) else self._running).append(request)
@@ -349,6 +346,7 @@ class Scheduler:
         draft.preempted.append(Preempted(request.key, by.key, recompute_ms))
         self._stop(request, Status.WAITING)
         request.clock.follow(self._clock, self._now)
+        self._loads.join(request, self._now)
         self._waiting.put_back(request)
         self._num_waiting_tokens += request.num_queued_tokens
 
@@ -392,6 +390,7 @@ class Scheduler:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
+            self._loads.leave(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens
             self._may_admit = True

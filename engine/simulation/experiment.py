@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from loraplex.adapters.eviction import Eviction, LeastRecentlyUsed
+from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
+from loraplex.engine.config import PrefetchMode
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_queue import FairSettings
 from loraplex.engine.lengths import OutputLengths
@@ -20,7 +21,12 @@ from loraplex.engine.simulation.baselines.slora import (
     VirtualTokenCounter,
 )
 from loraplex.engine.simulation.bound import BoundUse, bound_ms
-from loraplex.engine.simulation.caches import Belady, ChameleonScore, GreedyDualSizeFrequency
+from loraplex.engine.simulation.caches import (
+    Belady,
+    ChameleonScore,
+    GreedyDualSizeFrequency,
+    LeastRecentlyUsed,
+)
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.records import Run
@@ -45,12 +51,14 @@ class Setup:
     noise: float = 0.0
     seed: int = 0
     fair: FairSettings = FAIR
+    prefetch: PrefetchMode = "none"
+    max_transfer_bytes: int | None = None
 
 
 def run_policy(
     setup: Setup,
     policy: str = "fair",
-    cache: str = "lru",
+    cache: str = "worth",
     show: Callable[[float, float], None] = lambda _at, _until: None,
 ) -> Run:
     """Run the load under a policy and a cache, by name; see `POLICIES` and `CACHES`.
@@ -60,7 +68,9 @@ def run_policy(
     make_policy = _known("policy", policy, POLICIES)
     make_cache = _known("cache", cache, CACHES)
     cap = setup.max_tokens or max(request.output_tokens for request in setup.requests)
-    load = Load(setup.requests, cap, setup.noise, setup.seed)
+    load = Load(
+        setup.requests, cap, setup.noise, setup.seed, setup.prefetch, setup.max_transfer_bytes
+    )
     residency = Residency(_adapter_bytes(setup), make_cache(setup.requests))
     made = make_policy(setup)
     if not isinstance(made, FairAdmission):
@@ -130,6 +140,7 @@ POLICIES: Mapping[str, Callable[[Setup], AdmissionPolicy]] = {
 """Policies of admission: ours, the engine's plain one, and those of others."""
 
 CACHES: Mapping[str, Callable[[Requests], Eviction]] = {
+    "worth": lambda _: LeastWorth(),
     "lru": lambda _: LeastRecentlyUsed(),
     "gdsf": lambda _: GreedyDualSizeFrequency(),
     "chameleon": lambda _: ChameleonScore(),

@@ -9,7 +9,7 @@ import numpy as np
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy
-from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.config import PrefetchMode, SchedulerConfig
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.cost_features import Row, StepFeatures
 from loraplex.engine.events import Events
@@ -58,6 +58,10 @@ class Load:
     noise: float = 0.0
     """Standard deviation of a step's time, relative to it."""
     seed: int = 0
+    prefetch: PrefetchMode = "none"
+    """As the engine's setting."""
+    max_transfer_bytes: int | None = None
+    """The same."""
 
 
 class Simulation:
@@ -74,7 +78,8 @@ class Simulation:
         self._device = device
         self._load = load
         self._residency = residency
-        self._link = CopyLink(device.copy_bytes_per_s)
+        self._now = 0.0
+        self._link = CopyLink(device.copy_bytes_per_s, self._adapter_bytes, lambda: self._now)
         self._after_step = after_step
         self.costs = CostModel(Subject("simulated", device.name))
         """What the scheduler has learned about the device."""
@@ -116,7 +121,7 @@ class Simulation:
             started = perf_counter()
             plan = self._scheduler.plan(now)
             plan_s = perf_counter() - started
-            self._start_copies(plan, now)
+            self._start_copies(plan)
             if plan.chunks:
                 now = self._step(plan, now, plan_s)
             else:
@@ -125,13 +130,15 @@ class Simulation:
             if self._run.num_steps % _PROGRESS_EVERY_STEPS == 0:
                 show(now, self._run.last_arrival_s)
         self._scheduler.check()
+        self._run.prefetched = self._residency.prefetched
         self._run.duration_s = max((r.end_s or 0.0) for r in self._run.records)
         return self._run
 
     def _deliver(self, now: float) -> None:
         """Hand over what has happened: copies, arrivals, clients that left."""
-        for key in self._link.arrived(now):
-            self._residency.finish_load(key)
+        self._now = now
+        for arrival in self._link.arrivals():
+            self._residency.finish_load(arrival.key)
         requests = self._load.requests
         while self._num_arrived < len(requests) and requests[self._num_arrived].arrival_s <= now:
             self._submit(str(self._num_arrived), requests[self._num_arrived])
@@ -154,11 +161,13 @@ class Simulation:
         num_bytes = request.rank * self._device.bytes_per_rank
         self._scheduler.add(submit, request.arrival_s, num_bytes)
 
-    def _start_copies(self, plan: StepPlan, now: float) -> None:
-        sizes = [(key, self._ranks[key] * self._device.bytes_per_rank) for key in plan.loads]
-        self._link.start(sizes, now)
-        self._run.num_loads += len(sizes)
-        self._run.critical_bytes += sum(size for _, size in sizes)
+    def _start_copies(self, plan: StepPlan) -> None:
+        self._link.start(plan)
+        self._run.num_loads += len(plan.loads)
+        self._run.critical_bytes += sum(map(self._adapter_bytes, (*plan.loads, *plan.claims)))
+
+    def _adapter_bytes(self, key: AdapterKey) -> int:
+        return self._ranks[key] * self._device.bytes_per_rank
 
     def _step(self, plan: StepPlan, now: float, plan_s: float) -> float:
         """Let the device run the plan; return when it is done."""
@@ -266,4 +275,6 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_waiting_tokens=sum(request.prompt_tokens for request in load.requests) + 1,
         max_model_len=longest,
         vocab_size=2,
+        prefetch=load.prefetch,
+        max_transfer_bytes=load.max_transfer_bytes,
     )

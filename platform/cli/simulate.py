@@ -29,7 +29,10 @@ Policy = Annotated[
     str,
     typer.Option(help="fair, fcfs, slora, vtc, dlpm, skip-scan, drain or chameleon."),
 ]
-Cache = Annotated[str, typer.Option(help="lru, gdsf, chameleon or belady.")]
+Cache = Annotated[
+    str,
+    typer.Option(help="Which adapter goes: worth (the engine's), lru, gdsf, chameleon or belady."),
+]
 Slots = Annotated[
     int | None, typer.Option(min=1, help="Adapters of the largest rank that fit; default all.")
 ]
@@ -72,7 +75,7 @@ def simulate(
     trace: Trace,
     profile: Profile = "a10g-llama2-7b",
     policy: Policy = "fair",
-    cache: Cache = "lru",
+    cache: Cache = "worth",
     slots: Slots = None,
     load: Load = None,
     until: Until = None,

@@ -57,7 +57,7 @@ class SchedulerConfig:
     """By tier; one that is not in it has none."""
     max_transfer_bytes: int | None = None
     """Bytes of adapters that may be on their way at a time, but for one load, which always may;
-    None sets no bound but the adapters' memory."""
+    None takes a quarter of the adapters' memory."""
     prefetch: PrefetchMode = "none"
     """Which adapters are loaded before they are needed; see `Prefetch`."""
     min_prefill_tokens: int = 16

@@ -18,9 +18,10 @@ class Loads:
     """
 
     def __init__(self, residency: Residency, max_bytes: int | None = None) -> None:
-        """`max_bytes` is the budget; None lets as much be in flight as there is memory."""
+        """`max_bytes` is the budget; None takes a quarter of the adapters' memory, since what is on
+        its way holds memory that nobody can use."""
         self._residency = residency
-        self._max_bytes = residency.capacity_bytes if max_bytes is None else max_bytes
+        self._max_bytes = residency.capacity_bytes // 4 if max_bytes is None else max_bytes
         self._num_bytes: dict[AdapterKey, int] = {}
         self._prefetched: dict[AdapterKey, int] = {}
         """The same of prefetches that nobody has claimed."""

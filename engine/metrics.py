@@ -1,5 +1,7 @@
 """Metrics of one worker, in a registry given to it. Label sets are closed; no tenant is a label."""
 
+from dataclasses import replace
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from loraplex.adapters.residency import Residency
@@ -61,6 +63,20 @@ class WorkerMetrics:
         self._adapter_loads = Counter(
             "loraplex_adapter_loads", "Adapter transfers that were started.", registry=registry
         )
+        self._prefetches = Counter(
+            "loraplex_adapter_prefetches",
+            "Loads that were started before any request needed them, by what became of them: "
+            "claimed by a request, or wasted, since they were evicted before or failed.",
+            ["state"],
+            registry=registry,
+        )
+        self._wasted_bytes = Counter(
+            "loraplex_adapter_prefetch_wasted_bytes",
+            "Bytes of prefetches that were wasted.",
+            registry=registry,
+        )
+        self._prefetched = residency.prefetched
+        self._seen_prefetched = replace(self._prefetched)
         self._request_failures = Counter(
             "loraplex_request_failures",
             "Requests that failed while they ran, by cause.",
@@ -74,6 +90,7 @@ class WorkerMetrics:
         plan, events = report.plan, report.events
         self._adapter_loads.inc(len(plan.loads))
         self._preemptions.inc(plan.num_preempted)
+        self._count_prefetches()
         for finished in events.finished:
             self._queue_seconds.observe(finished.queue_ms / 1e3)
         for failed in events.failed:
@@ -90,6 +107,16 @@ class WorkerMetrics:
     def render(self) -> str:
         """All metrics in the Prometheus text format."""
         return generate_latest(self._registry).decode()
+
+    def _count_prefetches(self) -> None:
+        now, seen = self._prefetched, self._seen_prefetched
+        if now == seen:
+            return
+        self._prefetches.labels("started").inc(now.num_started - seen.num_started)
+        self._prefetches.labels("claimed").inc(now.num_claimed - seen.num_claimed)
+        self._prefetches.labels("wasted").inc(now.num_wasted - seen.num_wasted)
+        self._wasted_bytes.inc(now.wasted_bytes - seen.wasted_bytes)
+        self._seen_prefetched = replace(now)
 
     def _watch(self, scheduler: Scheduler, residency: Residency, num_blocks: int) -> None:
         requests = Gauge(

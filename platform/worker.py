@@ -252,6 +252,8 @@ def _scheduler(
             "priority": Targets(settings.priority_ttft_ms, settings.priority_tpot_ms),
             "default": Targets(settings.default_ttft_ms, settings.default_tpot_ms),
         },
+        max_transfer_bytes=settings.max_transfer_bytes,
+        prefetch=settings.prefetch,
     )
     new_text = partial(Transcript, tokenizer, Vocabulary(tokenizer))
     # A configuration may name ends that the model has no logits for.

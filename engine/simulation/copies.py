@@ -1,22 +1,46 @@
 """Copies of adapters from the host to the device: one link, one copy after the other."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
-from loraplex.engine.transfers_port import Arrival
+from loraplex.engine.transfers_port import AdapterTransfers, Arrival
 
 _LATENCY_S = 0.001
 """From the decision to the first byte."""
+
+
+class Link(AdapterTransfers, Protocol):
+    """What a simulation asks beyond what an engine does."""
+
+    @property
+    def next_arrival_s(self) -> float:
+        """When the next adapter is there, if nothing more is started; infinite if none will be."""
+        ...
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bytes of adapters that are being copied beside the steps."""
+        ...
+
+    def take_stall_ms(self) -> float:
+        """How much longer the next step takes because it waits for copies; told once."""
+        ...
 
 
 @dataclass(slots=True)
 class _Copy:
     key: AdapterKey
     left_bytes: float
-    arrives_s: float = 0.0
+    done_s: float = 0.0
+    is_told: bool = False
+
+
+def _hides_nothing(_: AdapterKey) -> float:
+    return 0.0
 
 
 class CopyLink:
@@ -28,11 +52,15 @@ class CopyLink:
         bytes_per_s: float,
         num_bytes: Callable[[AdapterKey], int],
         clock: Callable[[], float],
+        hidden_s: Callable[[AdapterKey], float] = _hides_nothing,
     ) -> None:
-        """`num_bytes` tells an adapter's size; `clock` the simulated time in seconds."""
+        """`num_bytes` tells an adapter's size; `clock` the simulated time in seconds; `hidden_s`
+        how long before the end of its copy a load may be used, since the copy goes on behind what
+        is computed meanwhile."""
         self._bytes_per_s = bytes_per_s
         self._num_bytes = num_bytes
         self._clock = clock
+        self._hidden_s = hidden_s
         self._loads: deque[_Copy] = deque()
         self._prefetches: deque[_Copy] = deque()
         self._copied: deque[_Copy] = deque()
@@ -40,18 +68,14 @@ class CopyLink:
 
     @property
     def next_arrival_s(self) -> float:
-        """When the next copy is done, if nothing more is started; infinite if none is under way."""
+        """See `Link`."""
         self._advance()
-        if self._copied:
-            return self._copied[0].arrives_s
-        for queue in (self._loads, self._prefetches):
-            if queue:
-                return self._at_s + queue[0].left_bytes / self._bytes_per_s + _LATENCY_S
-        return float("inf")
+        untold = (usable_s for copy, usable_s in self._usable() if not copy.is_told)
+        return min(untold, default=float("inf"))
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bytes of the adapters that have not arrived."""
+        """See `Link`."""
         self._advance()
         queues = (self._loads, self._prefetches, self._copied)
         return sum(self._num_bytes(copy.key) for queue in queues for copy in queue)
@@ -74,9 +98,30 @@ class CopyLink:
         self._advance()
         arrived = []
         # Half a microsecond, so that a clock which was set to an arrival's time finds it.
-        while self._copied and self._copied[0].arrives_s <= self._clock() + 5e-7:
-            arrived.append(Arrival(self._copied.popleft().key))
+        now = self._clock() + 5e-7
+        for copy, usable_s in self._usable():
+            if usable_s <= now and not copy.is_told:
+                copy.is_told = True
+                arrived.append(Arrival(copy.key))
+        while self._copied and self._copied[0].is_told:
+            self._copied.popleft()
         return arrived
+
+    def take_stall_ms(self) -> float:
+        """Steps wait for nothing."""
+        return 0.0
+
+    def _usable(self) -> Iterator[tuple[_Copy, float]]:
+        """Copies, each with the time at which its adapter may be used."""
+        for copy in self._copied:
+            yield copy, copy.done_s
+        done_s = self._at_s + _LATENCY_S
+        for copy in self._loads:
+            done_s += copy.left_bytes / self._bytes_per_s
+            yield copy, done_s - self._hidden_s(copy.key)
+        for copy in self._prefetches:
+            done_s += copy.left_bytes / self._bytes_per_s
+            yield copy, done_s
 
     def _advance(self) -> None:
         """Copy until now."""
@@ -88,17 +133,62 @@ class CopyLink:
                 copy.left_bytes -= max(0.0, now - self._at_s) * self._bytes_per_s
                 break
             queue.popleft()
-            copy.arrives_s = done_s + _LATENCY_S
+            copy.done_s = done_s + _LATENCY_S
             self._copied.append(copy)
             self._at_s = done_s
         self._at_s = max(self._at_s, now)
 
     def _take(self, key: AdapterKey) -> None:
-        """Give a prefetch up, if it is on its way."""
-        for queue in (self._prefetches, self._copied):
+        """Give a copy up, if it is on its way."""
+        for queue in (self._loads, self._prefetches, self._copied):
             copy = _find(queue, key)
             if copy is not None:
                 queue.remove(copy)
+
+
+class CopiesInside:
+    """Loads inside steps, as engines make them that load when a request needs it: all that decode
+    wait for the copies."""
+
+    bytes_in_flight = 0
+
+    def __init__(
+        self,
+        bytes_per_s: float,
+        num_bytes: Callable[[AdapterKey], int],
+        clock: Callable[[], float],
+    ) -> None:
+        """As `CopyLink`."""
+        self._bytes_per_s = bytes_per_s
+        self._num_bytes = num_bytes
+        self._clock = clock
+        self._ready_s: dict[AdapterKey, float] = {}
+        self._stall_s = 0.0
+
+    @property
+    def next_arrival_s(self) -> float:
+        """See `Link`."""
+        return min(self._ready_s.values(), default=float("inf"))
+
+    def start(self, plan: StepPlan) -> None:
+        """Copy all of it, one after the other."""
+        for key in plan.evictions:
+            self._ready_s.pop(key, None)
+        for key in (*plan.loads, *plan.prefetches):
+            self._stall_s += self._num_bytes(key) / self._bytes_per_s + _LATENCY_S
+            self._ready_s[key] = self._clock() + self._stall_s
+
+    def arrivals(self) -> list[Arrival]:
+        """See `AdapterTransfers.arrivals`."""
+        ready = [key for key, at in self._ready_s.items() if at <= self._clock() + 5e-7]
+        for key in ready:
+            del self._ready_s[key]
+        return [Arrival(key) for key in ready]
+
+    def take_stall_ms(self) -> float:
+        """See `Link`; while nothing runs, nobody waits."""
+        stall_ms, self._stall_s = self._stall_s * 1e3, 0.0
+        return stall_ms
 
 
 def _find(queue: deque[_Copy], key: AdapterKey) -> _Copy | None:

@@ -30,6 +30,7 @@ from loraplex.engine.simulation.caches import (
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.records import Run
+from loraplex.engine.simulation.routes import Route
 from loraplex.engine.simulation.simulator import Load, Simulation
 from loraplex.engine.simulation.workload import Requests, scaled
 
@@ -53,6 +54,7 @@ class Setup:
     fair: FairSettings = FAIR
     prefetch: PrefetchMode = "none"
     max_transfer_bytes: int | None = None
+    route: Route = "beside"
 
 
 def run_policy(
@@ -69,7 +71,13 @@ def run_policy(
     make_cache = _known("cache", cache, CACHES)
     cap = setup.max_tokens or max(request.output_tokens for request in setup.requests)
     load = Load(
-        setup.requests, cap, setup.noise, setup.seed, setup.prefetch, setup.max_transfer_bytes
+        setup.requests,
+        cap,
+        setup.noise,
+        setup.seed,
+        setup.prefetch,
+        setup.max_transfer_bytes,
+        setup.route,
     )
     residency = Residency(_adapter_bytes(setup), make_cache(setup.requests))
     made = make_policy(setup)

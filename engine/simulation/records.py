@@ -58,6 +58,8 @@ class Run:
     interrupted_ms: float = 0.0
     """The part of it that those requests would not have waited for without others' prompts and
     loads."""
+    load_stall_ms: float = 0.0
+    """The part of that which is for loads alone."""
     num_loads: int = 0
     critical_bytes: int = 0
     """Of loads that a request waited for."""

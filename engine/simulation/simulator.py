@@ -1,7 +1,7 @@
 """Runs the engine's own scheduler under a clock that jumps from step to step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -18,10 +18,10 @@ from loraplex.engine.plan import Chunk, Logprobs, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.request import Piece
 from loraplex.engine.scheduler import Scheduler
-from loraplex.engine.simulation.copies import CopyLink
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.records import Record, Run
+from loraplex.engine.simulation.routes import Route, make_link
 from loraplex.engine.simulation.runtime import Runtime
 from loraplex.engine.simulation.traces import TraceRequest
 
@@ -62,6 +62,8 @@ class Load:
     """As the engine's setting."""
     max_transfer_bytes: int | None = None
     """The same."""
+    route: Route = "beside"
+    """How adapters come to the device."""
 
 
 class Simulation:
@@ -79,7 +81,9 @@ class Simulation:
         self._load = load
         self._residency = residency
         self._now = 0.0
-        self._link = CopyLink(device.copy_bytes_per_s, self._adapter_bytes, lambda: self._now)
+        self._link = make_link(
+            load.route, device, self._adapter_bytes, self._prompt_tokens, lambda: self._now
+        )
         self._after_step = after_step
         self.costs = CostModel(Subject("simulated", device.name))
         """What the scheduler has learned about the device."""
@@ -166,6 +170,15 @@ class Simulation:
         self._run.num_loads += len(plan.loads)
         self._run.critical_bytes += sum(map(self._adapter_bytes, (*plan.loads, *plan.claims)))
 
+    def _prompt_tokens(self, key: AdapterKey) -> int:
+        """Of the request that has waited longest for an adapter."""
+        waiting = (
+            record.prompt_tokens
+            for record in self._run.records[: self._num_arrived]
+            if record.started_s is None and record.adapter == key.digest
+        )
+        return next(waiting, 1)
+
     def _adapter_bytes(self, key: AdapterKey) -> int:
         return self._ranks[key] * self._device.bytes_per_rank
 
@@ -175,7 +188,9 @@ class Simulation:
         ms = self._device.times.step_ms(step)
         if self._load.noise:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
-        self._count(plan, step, ms)
+        stall_ms = self._link.take_stall_ms()
+        ms += stall_ms
+        self._count(plan, step, ms, stall_ms)
         for chunk in plan.chunks:
             record = self._records[chunk.request_id]
             if record.started_s is None:
@@ -212,7 +227,7 @@ class Simulation:
             rows.append(Row(size, chunk.start, rank, sampled is not None and sampled.position > 0))
         return StepFeatures.of(rows, len(chunks_on), self._link.bytes_in_flight)
 
-    def _count(self, plan: StepPlan, step: StepFeatures, ms: float) -> None:
+    def _count(self, plan: StepPlan, step: StepFeatures, ms: float, stall_ms: float) -> None:
         run = self._run
         run.num_steps += 1
         run.num_preempted += len(plan.preempted)
@@ -228,8 +243,12 @@ class Simulation:
                 step.sum_rank,
                 step.num_adapters,
             )
-            alone_ms = self._device.times.step_ms(alone)
+            times = self._device.times
+            alone_ms = times.step_ms(alone)
+            quiet_ms = times.step_ms(replace(step, bytes_in_flight=0))
             run.decode_ms += ms * step.num_decodes
+            load_ms = stall_ms + times.step_ms(step) - quiet_ms
+            run.load_stall_ms += max(0.0, load_ms) * step.num_decodes
             run.interrupted_ms += max(0.0, ms - alone_ms) * step.num_decodes
 
     def _note(self, events: Events, at: float) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -32,6 +32,21 @@ Policy = Annotated[
 Cache = Annotated[
     str,
     typer.Option(help="Which adapter goes: worth (the engine's), lru, gdsf, chameleon or belady."),
+]
+Prefetch = Annotated[
+    Literal["none", "queue", "all"],
+    typer.Option(help="Adapters loaded ahead: none, of the queue, or all that are expected."),
+]
+Transfers = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="MB of adapters that may be on their way; default a quarter."),
+]
+AdapterRoute = Annotated[
+    Literal["beside", "inside", "layer-wise", "assisted"],
+    typer.Option(help="How adapters come: beside steps, inside them, or while prompts run."),
+]
+CopyRate = Annotated[
+    float | None, typer.Option(min=0.001, help="GB/s of the link; default the profile's.")
 ]
 Slots = Annotated[
     int | None, typer.Option(min=1, help="Adapters of the largest rank that fit; default all.")
@@ -76,6 +91,10 @@ def simulate(
     profile: Profile = "a10g-llama2-7b",
     policy: Policy = "fair",
     cache: Cache = "worth",
+    prefetch: Prefetch = "queue",
+    transfers: Transfers = None,
+    route: AdapterRoute = "beside",
+    copy_rate: CopyRate = None,
     slots: Slots = None,
     load: Load = None,
     until: Until = None,
@@ -113,7 +132,20 @@ def simulate(
         shape = Generated(tenants, rate, duration, 1.0, burstiness, active)
         requests = scaled(_requests(trace, shape, seed), 1.0, until)
         requests = with_adapters(requests, AdapterMix(adapters, zipf, _ranks(ranks)), seed)
-        setup = Setup(device, requests, max_tokens, slots, noise, seed)
+        if copy_rate is not None:
+            device = replace(device, copy_bytes_per_s=copy_rate * 1e9)
+        budget = None if transfers is None else int(transfers * 1e6)
+        setup = Setup(
+            device,
+            requests,
+            max_tokens,
+            slots,
+            noise,
+            seed,
+            prefetch=prefetch,
+            max_transfer_bytes=budget,
+            route=route,
+        )
         if load is not None:
             setup = replace(setup, requests=at_load(setup, load))
         requests = with_burst(setup.requests, burst, seed)

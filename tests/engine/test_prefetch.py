@@ -22,7 +22,12 @@ def key(name: str, tenant: str = "a") -> AdapterKey:
 
 def world(mode: str = "queue", **changes: object) -> World:
     """One request runs at a time; each adapter takes 2 bytes, whose load costs 20 ms."""
-    values = {"adapter_bytes": 4, "costs": LinearCosts(load_ms=LOAD_MS), "prefetch": mode}
+    values = {
+        "adapter_bytes": 4,
+        "costs": LinearCosts(load_ms=LOAD_MS),
+        "prefetch": mode,
+        "max_transfer_bytes": 4,
+    }
     return World(replace(SETTINGS, max_open=1, overdraft_ms=0.0), **(values | changes))
 
 

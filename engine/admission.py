@@ -7,6 +7,7 @@ from typing import Protocol
 
 from loraplex.adapters.residency import State
 from loraplex.engine.request import Request
+from loraplex.engine.waits import Reason
 
 
 class Blocked(Enum):
@@ -22,6 +23,14 @@ class Blocked(Enum):
 
 WAITS_FOR_COPIES = frozenset({Blocked.LOADING, Blocked.TRANSFERS})
 """What is over by itself, whoever runs meanwhile."""
+REASONS: Mapping[Blocked, Reason] = {
+    Blocked.SLOTS: "slot",
+    Blocked.KV_BLOCKS: "kv",
+    Blocked.ADAPTER_MEMORY: "adapter_memory",
+    Blocked.STEP: "step",
+    Blocked.TRANSFERS: "load",
+}
+"""How that is told of those that wait; who waits for a load has a clock that says so."""
 
 
 class AdmissionView(Protocol):

@@ -32,6 +32,11 @@ class Loads:
         return self._load_bytes + sum(self._prefetched.values())
 
     @property
+    def keys(self) -> tuple[AdapterKey, ...]:
+        """Adapters whose loads were not noted to have ended."""
+        return (*self._num_bytes, *self._prefetched)
+
+    @property
     def spare_bytes(self) -> int:
         """Bytes of prefetches that may be started now."""
         return max(0, self._max_bytes - self.bytes_in_flight)
@@ -71,7 +76,7 @@ class Loads:
         self, request: Request, requests: Iterable[Request], draft: Draft, now: float
     ) -> None:
         """Start the load that a request needs, or claim its prefetch; nothing if it is under way.
-        `requests` are all that are open."""
+        `requests` are all that are open on its adapter."""
         key = request.adapter
         assert key is not None
         if key in self._num_bytes:
@@ -96,7 +101,8 @@ class Loads:
         draft.prefetches.append(key)
 
     def note_ended(self, requests: Iterable[Request], now: float) -> bool:
-        """Forget loads that have ended; False if there were none. Once before each plan."""
+        """Forget loads that have ended; False if there were none. Once before each plan; `requests`
+        are all that are open on `keys`."""
         if not self._num_bytes and not self._prefetched:
             return False
         state = self._residency.state

@@ -63,20 +63,7 @@ class WorkerMetrics:
         self._adapter_loads = Counter(
             "loraplex_adapter_loads", "Adapter transfers that were started.", registry=registry
         )
-        self._prefetches = Counter(
-            "loraplex_adapter_prefetches",
-            "Loads that were started before any request needed them, by what became of them: "
-            "claimed by a request, or wasted, since they were evicted before or failed.",
-            ["state"],
-            registry=registry,
-        )
-        self._wasted_bytes = Counter(
-            "loraplex_adapter_prefetch_wasted_bytes",
-            "Bytes of prefetches that were wasted.",
-            registry=registry,
-        )
-        self._prefetched = residency.prefetched
-        self._seen_prefetched = replace(self._prefetched)
+        self._prefetches = _PrefetchMetrics(registry, residency)
         self._request_failures = Counter(
             "loraplex_request_failures",
             "Requests that failed while they ran, by cause.",
@@ -90,14 +77,14 @@ class WorkerMetrics:
         plan, events = report.plan, report.events
         self._adapter_loads.inc(len(plan.loads))
         self._preemptions.inc(plan.num_preempted)
-        self._count_prefetches()
+        self._prefetches.observe()
         for finished in events.finished:
             self._queue_seconds.observe(finished.queue_ms / 1e3)
         for failed in events.failed:
             self._request_failures.labels(failed.code).inc()
-        if plan.chunks:
+        if plan.num_requests:
             self._step_adapters.observe(plan.num_adapters)
-            self._step_requests.observe(len(plan.chunks))
+            self._step_requests.observe(plan.num_requests)
             self._step_tokens.observe(plan.num_tokens)
             self._step_seconds.labels("plan").observe(report.plan_s)
             self._step_seconds.labels("build").observe(report.build_s)
@@ -107,16 +94,6 @@ class WorkerMetrics:
     def render(self) -> str:
         """All metrics in the Prometheus text format."""
         return generate_latest(self._registry).decode()
-
-    def _count_prefetches(self) -> None:
-        now, seen = self._prefetched, self._seen_prefetched
-        if now == seen:
-            return
-        self._prefetches.labels("started").inc(now.num_started - seen.num_started)
-        self._prefetches.labels("claimed").inc(now.num_claimed - seen.num_claimed)
-        self._prefetches.labels("wasted").inc(now.num_wasted - seen.num_wasted)
-        self._wasted_bytes.inc(now.wasted_bytes - seen.wasted_bytes)
-        self._seen_prefetched = replace(now)
 
     def _watch(self, scheduler: Scheduler, residency: Residency, num_blocks: int) -> None:
         requests = Gauge(
@@ -140,3 +117,35 @@ class WorkerMetrics:
         )
         held.labels("held").set_function(lambda: residency.held_bytes)
         held.labels("free").set_function(lambda: residency.capacity_bytes - residency.held_bytes)
+
+
+class _PrefetchMetrics:
+    """What becomes of prefetches: precision is claimed ÷ started, recall claimed ÷ (claimed +
+    loads)."""
+
+    def __init__(self, registry: CollectorRegistry, residency: Residency) -> None:
+        self._prefetches = Counter(
+            "loraplex_adapter_prefetches",
+            "Loads that were started before any request needed them, by what became of them: "
+            "claimed by a request, or wasted, since they were evicted before or failed.",
+            ["state"],
+            registry=registry,
+        )
+        self._wasted_bytes = Counter(
+            "loraplex_adapter_prefetch_wasted_bytes",
+            "Bytes of prefetches that were wasted.",
+            registry=registry,
+        )
+        self._counts = residency.prefetched
+        self._seen = replace(self._counts)
+
+    def observe(self) -> None:
+        """Count what has happened since the last call."""
+        now, seen = self._counts, self._seen
+        if now == seen:
+            return
+        self._prefetches.labels("started").inc(now.num_started - seen.num_started)
+        self._prefetches.labels("claimed").inc(now.num_claimed - seen.num_claimed)
+        self._prefetches.labels("wasted").inc(now.num_wasted - seen.num_wasted)
+        self._wasted_bytes.inc(now.wasted_bytes - seen.wasted_bytes)
+        self._seen = replace(now)

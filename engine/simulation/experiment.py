@@ -1,14 +1,13 @@
 """One simulated experiment: which load, device, policy and cache, put together by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
-from loraplex.engine.config import PrefetchMode
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_queue import FairSettings
 from loraplex.engine.lengths import OutputLengths
@@ -30,7 +29,7 @@ from loraplex.engine.simulation.caches import (
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.records import Run
-from loraplex.engine.simulation.routes import Route
+from loraplex.engine.simulation.routes import Copying
 from loraplex.engine.simulation.simulator import Load, Simulation
 from loraplex.engine.simulation.workload import Requests, scaled
 
@@ -52,9 +51,7 @@ class Setup:
     noise: float = 0.0
     seed: int = 0
     fair: FairSettings = FAIR
-    prefetch: PrefetchMode = "none"
-    max_transfer_bytes: int | None = None
-    route: Route = "beside"
+    copying: Copying = field(default_factory=Copying)
 
 
 def run_policy(
@@ -70,15 +67,7 @@ def run_policy(
     make_policy = _known("policy", policy, POLICIES)
     make_cache = _known("cache", cache, CACHES)
     cap = setup.max_tokens or max(request.output_tokens for request in setup.requests)
-    load = Load(
-        setup.requests,
-        cap,
-        setup.noise,
-        setup.seed,
-        setup.prefetch,
-        setup.max_transfer_bytes,
-        setup.route,
-    )
+    load = Load(setup.requests, cap, setup.noise, setup.seed, setup.copying)
     residency = Residency(_adapter_bytes(setup), make_cache(setup.requests))
     made = make_policy(setup)
     if not isinstance(made, FairAdmission):
@@ -97,7 +86,8 @@ def at_load(setup: Setup, load: float) -> Requests:
     beginning, first come, first served.
     """
     at_once = tuple(replace(r, arrival_s=0.0, cancelled_after_s=None) for r in setup.requests)
-    busy_s = run_policy(replace(setup, requests=at_once, slots=None), "fcfs").busy_ms / 1e3
+    plain = replace(setup, requests=at_once, slots=None, copying=Copying())
+    busy_s = run_policy(plain, "fcfs").busy_ms / 1e3
     return scaled(setup.requests, setup.requests[-1].arrival_s * load / busy_s)
 
 

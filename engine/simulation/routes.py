@@ -1,9 +1,11 @@
 """How an adapter comes to the device, and how much of its copy is hidden behind a prefill."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.config import PrefetchMode
 from loraplex.engine.cost_features import Row, StepFeatures
 from loraplex.engine.simulation.copies import CopiesInside, CopyLink, Link
 from loraplex.engine.simulation.devices import Device
@@ -13,6 +15,16 @@ Route = Literal["beside", "inside", "layer-wise", "assisted"]
 engines do that load on demand; `layer-wise`: a prompt is computed on the layers that have come
 while the others are copied; `assisted`: the adapter's part of a prompt is computed on the host
 until its layers have come (https://arxiv.org/abs/2401.11240), where the host is fast enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """How adapters are copied; the first two are settings of the engine."""
+
+    prefetch: PrefetchMode = "queue"
+    max_transfer_bytes: int | None = None
+    route: Route = "beside"
+
 
 _NUM_GROUPS = 8
 """Groups of layers that are copied one after the other."""

@@ -1,7 +1,7 @@
 """Runs the engine's own scheduler under a clock that jumps from step to step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy
-from loraplex.engine.config import PrefetchMode, SchedulerConfig
+from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.cost_features import Row, StepFeatures
 from loraplex.engine.events import Events
@@ -21,7 +21,7 @@ from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.records import Record, Run
-from loraplex.engine.simulation.routes import Route, make_link
+from loraplex.engine.simulation.routes import Copying, make_link
 from loraplex.engine.simulation.runtime import Runtime
 from loraplex.engine.simulation.traces import TraceRequest
 
@@ -58,12 +58,7 @@ class Load:
     noise: float = 0.0
     """Standard deviation of a step's time, relative to it."""
     seed: int = 0
-    prefetch: PrefetchMode = "none"
-    """As the engine's setting."""
-    max_transfer_bytes: int | None = None
-    """The same."""
-    route: Route = "beside"
-    """How adapters come to the device."""
+    copying: Copying = field(default_factory=Copying)
 
 
 class Simulation:
@@ -82,7 +77,7 @@ class Simulation:
         self._residency = residency
         self._now = 0.0
         self._link = make_link(
-            load.route, device, self._adapter_bytes, self._prompt_tokens, lambda: self._now
+            load.copying.route, device, self._adapter_bytes, self._prompt_tokens, lambda: self._now
         )
         self._after_step = after_step
         self.costs = CostModel(Subject("simulated", device.name))
@@ -126,7 +121,7 @@ class Simulation:
             plan = self._scheduler.plan(now)
             plan_s = perf_counter() - started
             self._start_copies(plan)
-            if plan.chunks:
+            if plan.num_requests:
                 now = self._step(plan, now, plan_s)
             else:
                 self._note(self._scheduler.take_events(), now)
@@ -184,18 +179,19 @@ class Simulation:
 
     def _step(self, plan: StepPlan, now: float, plan_s: float) -> float:
         """Let the device run the plan; return when it is done."""
-        step = self._features(plan)
+        chunks = plan.chunks
+        step = self._features(chunks)
         ms = self._device.times.step_ms(step)
         if self._load.noise:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
         stall_ms = self._link.take_stall_ms()
         ms += stall_ms
         self._count(plan, step, ms, stall_ms)
-        for chunk in plan.chunks:
+        for chunk in chunks:
             record = self._records[chunk.request_id]
             if record.started_s is None:
                 record.started_s = now
-        output = StepOutput({c.request_id: self._sample(c) for c in plan.chunks if c.sample}, {})
+        output = StepOutput.of(plan, {c.request_id: self._sample(c) for c in chunks if c.sample})
         started = perf_counter()
         events = self._scheduler.commit(plan, output, ms)
         self._run.planner_us.append((plan_s + perf_counter() - started) * 1e6)
@@ -214,13 +210,13 @@ class Simulation:
         assert chunk.sample is not None
         return int(chunk.sample.position + 1 >= self._requests[chunk.request_id].output_tokens)
 
-    def _features(self, plan: StepPlan) -> StepFeatures:
+    def _features(self, chunks: Sequence[Chunk]) -> StepFeatures:
         chunks_on: dict[AdapterKey, int] = {}
-        for chunk in plan.chunks:
+        for chunk in chunks:
             if chunk.adapter is not None:
                 chunks_on[chunk.adapter] = chunks_on.get(chunk.adapter, 0) + 1
         rows = []
-        for chunk in plan.chunks:
+        for chunk in chunks:
             adapter, size = chunk.adapter, len(chunk.token_ids)
             rank = 0.0 if adapter is None else self._ranks[adapter] / chunks_on[adapter]
             sampled = chunk.sample
@@ -294,6 +290,6 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_waiting_tokens=sum(request.prompt_tokens for request in load.requests) + 1,
         max_model_len=longest,
         vocab_size=2,
-        prefetch=load.prefetch,
-        max_transfer_bytes=load.max_transfer_bytes,
+        prefetch=load.copying.prefetch,
+        max_transfer_bytes=load.copying.max_transfer_bytes,
     )

@@ -10,6 +10,7 @@ from loraplex.platform.cli.context import AsJson, failure
 from loraplex.platform.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from loraplex.engine.simulation.devices import Device
     from loraplex.engine.simulation.experiment import Setup
     from loraplex.engine.simulation.metrics import Metrics
     from loraplex.engine.simulation.traces import TraceRequest
@@ -115,9 +116,9 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Run the engine's scheduler on a trace under a virtual clock, and print what it would do."""
-    from loraplex.engine.simulation.devices import read_device
     from loraplex.engine.simulation.errors import SimulationError
     from loraplex.engine.simulation.experiment import Setup, at_load
+    from loraplex.engine.simulation.routes import Copying
     from loraplex.engine.simulation.workload import (
         AdapterMix,
         Generated,
@@ -128,24 +129,13 @@ def simulate(
     )
 
     try:
-        device = read_device(profile)
         shape = Generated(tenants, rate, duration, 1.0, burstiness, active)
         requests = scaled(_requests(trace, shape, seed), 1.0, until)
         requests = with_adapters(requests, AdapterMix(adapters, zipf, _ranks(ranks)), seed)
-        if copy_rate is not None:
-            device = replace(device, copy_bytes_per_s=copy_rate * 1e9)
         budget = None if transfers is None else int(transfers * 1e6)
-        setup = Setup(
-            device,
-            requests,
-            max_tokens,
-            slots,
-            noise,
-            seed,
-            prefetch=prefetch,
-            max_transfer_bytes=budget,
-            route=route,
-        )
+        copying = Copying(prefetch, budget, route)
+        device = _device(profile, copy_rate)
+        setup = Setup(device, requests, max_tokens, slots, noise, seed, copying=copying)
         if load is not None:
             setup = replace(setup, requests=at_load(setup, load))
         requests = with_burst(setup.requests, burst, seed)
@@ -157,6 +147,15 @@ def simulate(
         print_json([asdict(metrics)])
     else:
         print_table(("METRIC", "VALUE"), asdict(metrics).items(), empty="")
+
+
+def _device(profile: str, copy_rate: float | None) -> "Device":
+    from loraplex.engine.simulation.devices import read_device
+
+    device = read_device(profile)
+    if copy_rate is None:
+        return device
+    return replace(device, copy_bytes_per_s=copy_rate * 1e9)
 
 
 def _run(setup: "Setup", policy: str, cache: str, report: Path | None, name: str) -> "Metrics":

@@ -143,7 +143,7 @@ def test_loads_over_the_budget_wait_for_those_under_way_and_nobody_is_given_more
 
 def test_an_evicted_adapter_that_is_asked_for_more_than_what_replaced_it_comes_back() -> None:
     w = world("all", adapter_bytes=2)
-    for _ in range(5):
+    for _ in range(6):
         w.add("a", adapter="often")
         w.drain()
     w.add("a", adapter="once")
@@ -157,7 +157,7 @@ def test_an_evicted_adapter_that_is_asked_for_more_than_what_replaced_it_comes_b
 
 def test_what_could_not_be_loaded_is_not_prefetched_again() -> None:
     w = world("all", adapter_bytes=2)
-    for name in ("often", "often", "often", "once"):
+    for name in (*["often"] * 6, "once"):
         w.add("a", adapter=name)
         w.drain()
     w.add("a", num_output_tokens=20)

@@ -7,6 +7,7 @@ from loraplex.adapters.residency import Residency, State
 from loraplex.engine.admission import Blocked
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.costs_port import OutputLengths, StepCosts
+from loraplex.engine.loads import Loads
 from loraplex.engine.request import Request
 from loraplex.engine.request_blocks import RequestBlocks
 
@@ -20,6 +21,7 @@ class Outlook:
         config: SchedulerConfig,
         blocks: RequestBlocks,
         residency: Residency,
+        loads: Loads,
         costs: StepCosts,
         lengths: OutputLengths,
     ) -> None:
@@ -27,6 +29,7 @@ class Outlook:
         self._blocks = blocks
         self._pool = blocks.pool
         self._residency = residency
+        self._loads = loads
         self._costs = costs
         self._lengths = lengths
         self._running: list[Request] = []
@@ -41,8 +44,14 @@ class Outlook:
         self._running, self._computed, self._step_ms = running, computed, step_ms
 
     def adapter_state(self, request: Request) -> State:
-        """Where its adapter is; RESIDENT for the base model."""
-        return State.RESIDENT if request.adapter is None else self._residency.state(request.adapter)
+        """See `AdmissionView.adapter_state`."""
+        key = request.adapter
+        if key is None:
+            return State.RESIDENT
+        state = self._residency.state(key)
+        if state is State.LOADING and self._residency.is_unclaimed(key):
+            return State.ABSENT
+        return state
 
     def shared(self, request: Request) -> list[int]:
         """Blocks that it can take over instead of computing them."""
@@ -60,8 +69,7 @@ class Outlook:
         if state is State.LOADING:
             return Blocked.LOADING
         if state is State.ABSENT:
-            can_load = self._residency.can_load(request.submission.adapter_bytes)
-            return Blocked.LOADING if can_load else Blocked.ADAPTER_MEMORY
+            return self._loads.refusal(request)
         if self._missing_beside(shared, request) > 0:
             return Blocked.KV_BLOCKS
         return None
@@ -82,7 +90,7 @@ class Outlook:
         )
 
     def load_ms(self, request: Request) -> float:
-        """The load's part of that; 0 where none is needed."""
+        """See `AdmissionView.load_ms`."""
         load_bytes = self._load_bytes(request)
         if not load_bytes:
             return 0.0
@@ -105,7 +113,7 @@ class Outlook:
     def predicted_wait_ms(self, request: Request) -> float:
         """Wall time until those that run will have left enough blocks and memory for it."""
         missing_blocks = self._missing_blocks(request)
-        missing_bytes = self._load_bytes(request) - self._residency.loadable_bytes
+        missing_bytes = self._bytes_to_free(request) - self._residency.loadable_bytes
         num_leases = Counter(other.adapter for other in self._running)
         steps = 0.0
         for steps_left, other in sorted(
@@ -128,7 +136,17 @@ class Outlook:
         return needed - self._pool.num_free_beside(shared)
 
     def _load_bytes(self, request: Request) -> int:
-        is_absent = self.adapter_state(request) is State.ABSENT
+        """Of a load that nobody has paid for."""
+        key = request.adapter
+        if key is None:
+            return 0
+        is_free = self._residency.state(key) is not State.ABSENT
+        is_free = is_free and not self._residency.is_unclaimed(key)
+        return 0 if is_free else request.submission.adapter_bytes
+
+    def _bytes_to_free(self, request: Request) -> int:
+        key = request.adapter
+        is_absent = key is not None and self._residency.state(key) is State.ABSENT
         return request.submission.adapter_bytes if is_absent else 0
 
     def _output_left(self, request: Request) -> float:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from loraplex.adapters.residency import Residency, State
+from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import REASONS, AdmissionPolicy, Blocked
+from loraplex.engine.admission import REASONS, WAITS_FOR_COPIES, AdmissionPolicy, Blocked
 from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
@@ -17,12 +17,15 @@ from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.preemption import Preemption
+from loraplex.engine.prefetch import Prefetch
 from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
 from loraplex.engine.step_budget import StepBudget
-from loraplex.engine.waits import Reason, WaitClock, named
+from loraplex.engine.waits import Reason, WaitClock
+
+_NOT_FOR_ROOM = frozenset({None, *WAITS_FOR_COPIES})
 
 
 class Scheduler:
@@ -76,8 +79,9 @@ class Scheduler:
         """Those that run and have no row, in order of admission."""
         self._lengths = lengths
         self._step_budget = StepBudget(costs, config)
-        self._loads = Loads(residency)
-        self._outlook = Outlook(config, self.blocks, residency, costs, lengths)
+        self._loads = Loads(residency, config.max_transfer_bytes)
+        self._prefetch = Prefetch(residency, self._loads, config.prefetch)
+        self._outlook = Outlook(config, self.blocks, residency, self._loads, costs, lengths)
         self._preemption = Preemption(
             self.blocks, self._decoding, self._outlook, policy, self._give_up
         )
@@ -131,6 +135,7 @@ class Scheduler:
         ]
         submission.clock = submission.open[0].clock
         self._submissions[submit.request_id] = submission
+        self._loads.arrive(submission)
         for request in submission.open:
             self._requests[request.key] = request
             self._by_adapter.add(request)
@@ -151,15 +156,7 @@ class Scheduler:
     def explain(self, request_id: str, now: float) -> Explained | None:
         """Why an open request waits, or waited until it ran; None if it is not open."""
         submission = self._submissions.get(request_id)
-        if submission is None:
-            return None
-        first, clock = submission.open[0], submission.clock
-        return Explained(
-            request_id=request_id,
-            state="running" if first.status is Status.RUNNING else "waiting",
-            waits_for=None if first.status is Status.RUNNING else first.clock.reason(),
-            waited_ms=named(clock.sums_ms(now)),
-        )
+        return None if submission is None else submission.explain(now)
 
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
@@ -191,6 +188,7 @@ class Scheduler:
         self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
         self._plan_yielding(draft)
+        self._prefetch.start(self._waiting.upcoming(), draft)
         return draft.plan(self._step)
 
     def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
@@ -215,6 +213,7 @@ class Scheduler:
         assert running == self._prefilling.keys()
         assert self.num_running + len(self._waiting) == len(self._requests)
         waiting = [r for r in self._requests.values() if r.status is Status.WAITING]
+        self._loads.check(waiting)
         assert self._num_waiting_tokens == sum(r.num_queued_tokens for r in waiting)
         in_submissions = [r for s in self._submissions.values() for r in s.open]
         assert {r.key for r in in_submissions} == self._requests.keys()
@@ -282,12 +281,10 @@ class Scheduler:
                 draft.prefill(request)
             return None
         self._waiting.blocked(request, refusal)
-        is_absent = self._outlook.adapter_state(request) is State.ABSENT
-        if refusal is Blocked.LOADING and is_absent:
+        if refusal is Blocked.LOADING:
             assert request.adapter is not None
             waiting = self._by_adapter.of([request.adapter])
-            draft.evictions += self._loads.start(request, waiting, now)
-            draft.loads.append(request.adapter)
+            self._loads.demand(request, waiting, draft, now)
         return refusal
 
     def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
@@ -298,7 +295,7 @@ class Scheduler:
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
-        while refusal not in {None, Blocked.LOADING} and may_take and self._yielding:
+        while refusal not in _NOT_FOR_ROOM and may_take and self._yielding:
             self._preemption.preempt(self._yielding[-1], request, draft)
             refusal = self._outlook.missing(request, shared, self.num_running)
         return refusal
@@ -313,6 +310,7 @@ class Scheduler:
         request.admission = self._num_admissions
         self._prefilling[request.key] = request
         request.clock.stop(now)
+        self._loads.leave(request)
         if request.submission.waited_until_s is None:
             request.submission.waited_until_s = now
         (self._yielding if self._waiting.yields(request) else self._running).append(request)
@@ -336,6 +334,7 @@ class Scheduler:
     def _give_up(self, request: Request) -> None:
         self._stop(request, Status.WAITING)
         request.clock.follow(self._clock, self._now)
+        self._loads.join(request, self._now)
         self._waiting.put_back(request)
         self._num_waiting_tokens += request.num_queued_tokens
 
@@ -373,6 +372,7 @@ class Scheduler:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
+            self._loads.leave(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens
             self._may_admit = True

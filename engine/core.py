@@ -83,7 +83,7 @@ class Engine(Generic[Batch]):
         plan = self._scheduler.plan(self._clock())
         self._transfers.start(plan.evictions, plan.loads)
         planned = perf_counter()
-        if not plan.chunks:
+        if not plan.num_requests:
             return StepReport(plan, self._with_asides(self._scheduler.take_events()))
         try:
             batch = self._runner.build(plan, self._transfers.resident)

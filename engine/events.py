@@ -15,7 +15,7 @@ from loraplex.engine.protocol import (
     Tokens,
     Usage,
 )
-from loraplex.engine.request import Piece, Request, Submission
+from loraplex.engine.request import Piece, Request, Status, Submission
 from loraplex.engine.waits import named
 
 
@@ -76,7 +76,7 @@ class Events:
         the choice ends with it."""
         self.tokens.append(
             Tokens(
-                request_id=request.submission.request_id,
+                request_id=request.request_id,
                 choice=request.choice,
                 sequence=request.num_output_tokens - 1,
                 ids=(token_id,),
@@ -131,3 +131,15 @@ class Events:
             *self.failed,
         )
         return [ending.request_id for ending in endings]
+
+
+def explained(submission: Submission, now: float) -> Explained:
+    """How an open request stands, by the first of its choices that has not ended."""
+    first = submission.open[0]
+    is_running = first.status is Status.RUNNING
+    return Explained(
+        request_id=submission.request_id,
+        state="running" if is_running else "waiting",
+        waits_for=None if is_running else first.clock.reason(),
+        waited_ms=named(submission.clock.sums_ms(now)),
+    )

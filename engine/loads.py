@@ -19,11 +19,16 @@ class Loads:
         """Bytes that are being copied beside the steps."""
         return sum(self._num_bytes.values())
 
+    @property
+    def keys(self) -> tuple[AdapterKey, ...]:
+        """Adapters whose loads were not noted to have ended."""
+        return tuple(self._num_bytes)
+
     def start(
         self, request: Request, requests: Iterable[Request], now: float
     ) -> tuple[AdapterKey, ...]:
         """Start the load that a request needs; return what is evicted for it. `requests` are all
-        that are open."""
+        that are open on its adapter."""
         key = request.adapter
         assert key is not None
         num_bytes = request.submission.adapter_bytes
@@ -40,7 +45,8 @@ class Loads:
             request.clock.switch("load", now)
 
     def note_ended(self, requests: Iterable[Request], now: float) -> bool:
-        """Forget loads that have ended; False if there were none. Once before each plan."""
+        """Forget loads that have ended; False if there were none. Once before each plan; `requests`
+        are all that are open on `keys`."""
         if not self._num_bytes:
             return False
         state = self._residency.state

@@ -78,9 +78,9 @@ class WorkerMetrics:
             self._queue_seconds.observe(finished.queue_ms / 1e3)
         for failed in events.failed:
             self._request_failures.labels(failed.code).inc()
-        if plan.chunks:
+        if plan.num_requests:
             self._step_adapters.observe(plan.num_adapters)
-            self._step_requests.observe(len(plan.chunks))
+            self._step_requests.observe(plan.num_requests)
             self._step_tokens.observe(plan.num_tokens)
             self._step_seconds.labels("plan").observe(report.plan_s)
             self._step_seconds.labels("build").observe(report.build_s)

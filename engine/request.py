@@ -139,29 +139,47 @@ class Request:
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     status: Status = Status.WAITING
+    admission: int = 0
+    """Its number among admissions, while it runs."""
+    row: int = -1
+    """Where it is among `DecodeRows`, while it decodes."""
     expected_tokens: float = 0.0
     """Output that is expected of it, as predicted when it was looked at last while it waited."""
+    request_id: str = field(init=False)
+    """Of its request."""
     key: str = field(init=False)
     """Identity of the choice, unique among those open."""
     adapter: AdapterKey | None = field(init=False)
     """What it runs on, pinned at admission."""
-    _blocks: tuple[int, ...] = field(init=False, default=())
     num_prompt_tokens: int = field(init=False)
     """Tokens that the client sent."""
-    _head: tuple[float, float, int, int] = field(init=False)
-    _is_plain: bool = field(init=False)
-    """True if of what says how its next token is drawn only the position changes."""
+    sampling_row: tuple[float, float, int, float, int] = field(init=False)
+    """Of `plan.SAMPLING`."""
+    needs_spec: bool = field(init=False)
+    """True if that, and the position, do not say all of how its next token is drawn."""
 
     def __post_init__(self) -> None:
         submit = self.submission.submit
+        self.request_id = submit.request_id
         self.token_ids = list(submit.prompt)
         self.key = choice_key(submit.request_id, self.choice)
         self.adapter = None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
         self.num_prompt_tokens = len(submit.prompt)
         sampling = submit.sampling
         seed = choice_seed(sampling.seed, self.choice)
-        self._head = sampling.temperature, sampling.top_p, sampling.top_k, seed
-        self._is_plain = not sampling.min_tokens and self._penalties() is None
+        self.sampling_row = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.min_p,
+            seed % 2**64,
+        )
+        self.needs_spec = (
+            sampling.min_tokens > 0
+            or bool(sampling.logit_bias)
+            or sampling.top_logprobs is not None
+            or self._penalties() is not None
+        )
 
     @property
     def num_queued_tokens(self) -> int:
@@ -188,34 +206,26 @@ class Request:
         """False while the newest token is one of those that end no choice."""
         return self.num_output_tokens > self.submission.sampling.min_tokens
 
-    def blocks(self) -> tuple[int, ...]:
-        """Its block table as a value. A table grows, or is emptied and begins anew."""
-        if len(self._blocks) != len(self.block_table):
-            self._blocks = tuple(self.block_table)
-        return self._blocks
-
     def lose_blocks(self) -> None:
         """Nothing of it is in the KV cache any more."""
-        self._blocks = ()
         self.num_computed_tokens = 0
 
     def sample_spec(self) -> SampleSpec:
         """How its next token is drawn."""
         position = len(self.token_ids) - self.num_prompt_tokens
         sampling = self.submission.submit.sampling
-        penalties: Penalties | None = None
-        forbidden: tuple[int, ...] = ()
-        if not self._is_plain:
-            penalties = self._penalties()
-            forbids = position < sampling.min_tokens
-            forbidden = tuple(self.submission.end_token_ids) if forbids else ()
+        temperature, top_p, top_k, min_p, seed = self.sampling_row
+        forbids = position < sampling.min_tokens
         return SampleSpec(
-            *self._head,
+            temperature,
+            top_p,
+            top_k,
+            seed,
             position,
-            sampling.min_p,
+            min_p,
             sampling.logit_bias,
-            penalties,
-            forbidden,
+            self._penalties(),
+            tuple(self.submission.end_token_ids) if forbids else (),
             sampling.top_logprobs,
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,7 +117,8 @@ class ModelRunner:
             else:
                 tokens[request_id] = token_id
         logprobs = {batch.request_ids[row]: found for row, found in sampled.logprobs.items()}
-        return StepOutput(tokens, failures, logprobs)
+        token_ids = [tokens.get(key, 0) for key in batch.sampled_keys]
+        return StepOutput(np.array(token_ids, np.int64), failures, logprobs)
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:

@@ -5,23 +5,24 @@ from collections.abc import Callable
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import REASONS, AdmissionPolicy, Blocked
+from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
+from loraplex.engine.decode_rows import DecodeRows
+from loraplex.engine.delivery import Delivery
 from loraplex.engine.draft import Draft
 from loraplex.engine.errors import RequestRefused
-from loraplex.engine.events import Events
+from loraplex.engine.events import Events, explained
 from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.loads import Loads
 from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
-from loraplex.engine.plan import Logprobs, Preempted, StepOutput, StepPlan
+from loraplex.engine.plan import Preempted, StepOutput, StepPlan
 from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_overload
-from loraplex.engine.request import Piece, Request, Status, Submission, Text, choice_key
+from loraplex.engine.request import Request, Status, Submission, Text, choice_key
 from loraplex.engine.step_budget import StepBudget
-from loraplex.engine.waits import Reason, WaitClock, named
-
-_NOTHING = Piece()
+from loraplex.engine.waits import Reason, WaitClock
 
 
 class Scheduler:
@@ -63,18 +64,24 @@ class Scheduler:
         self._pool = BlockPool(config.num_blocks, config.block_size)
         self._requests: dict[str, Request] = {}
         self._submissions: dict[str, Submission] = {}
+        self._by_adapter = ByAdapter()
         self._running: list[Request] = []
         self._yielding: list[Request] = []
+        self._decoding = DecodeRows(config)
+        self._delivery = Delivery(self._decoding, self._finish, self._fail, self._begin_to_decode)
+        self._prefilling: dict[str, Request] = {}
+        """Those that run and have no row, in order of admission."""
         self._lengths = lengths
         self._step_budget = StepBudget(costs, config)
         self._loads = Loads(residency)
         self._outlook = Outlook(config, self._pool, residency, costs, lengths)
-        self._meter = Meter(costs, policy.measured)
+        self._meter = Meter(costs, policy.measured, config.max_running)
         self._clock = WaitClock(0.0)
         self._may_admit = False
         """True once something happened since all that waits was found to be unable to start."""
-        self._draft = Draft(0)
+        self._draft = Draft(0, self._decoding)
         self._num_waiting_tokens = 0
+        self._num_admissions = 0
         self._step = 0
         self._now = 0.0
         self._events = Events()
@@ -120,6 +127,7 @@ class Scheduler:
         self._submissions[submit.request_id] = submission
         for request in submission.open:
             self._requests[request.key] = request
+            self._by_adapter.add(request)
             self._loads.join(request, now)
             self._waiting.add(request, now)
         self._num_waiting_tokens += num_tokens
@@ -137,26 +145,19 @@ class Scheduler:
     def explain(self, request_id: str, now: float) -> Explained | None:
         """Why an open request waits, or waited until it ran; None if it is not open."""
         submission = self._submissions.get(request_id)
-        if submission is None:
-            return None
-        first, clock = submission.open[0], submission.clock
-        return Explained(
-            request_id=request_id,
-            state="running" if first.status is Status.RUNNING else "waiting",
-            waits_for=None if first.status is Status.RUNNING else first.clock.reason(),
-            waited_ms=named(clock.sums_ms(now)),
-        )
+        return None if submission is None else explained(submission, now)
 
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
-        for request in list(self._requests.values()):
-            if request.adapter == key and request.status is Status.WAITING:
+        for request in list(self._by_adapter.of([key])):
+            if request.status is Status.WAITING:
                 self._fail(request.submission, code, message)
 
     def fail_step(self, plan: StepPlan, message: str) -> None:
         """Fail the requests of a step that broke and have not ended; what waits is not touched."""
-        for chunk in plan.chunks:
-            request = self._requests.get(chunk.request_id)
+        prompts = (chunk.request_id for chunk in plan.prefills)
+        for key in (*plan.decodes.roster.keys, *prompts):
+            request = self._requests.get(key)
             if request is not None:
                 self._fail(request.submission, "internal_error", message)
 
@@ -164,36 +165,26 @@ class Scheduler:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
         self._step += 1
         self._now = now
-        self._draft = draft = Draft(self._config.max_step_tokens)
+        self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
         self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
-        self._may_admit |= self._loads.note_ended(self._requests.values(), now)
-        self._plan_decodes(self._running, draft)
+        self._may_admit |= self._loads.note_ended(self._by_adapter.of(self._loads.keys), now)
+        self._plan_decodes(draft, yielding=False)
         may_start = self._may_admit and self.num_running < self._config.max_running
-        if may_start or len(draft.requests) < len(self._running):
-            demand = sum(r.num_tokens_to_compute for r in self._running) - len(draft.requests)
+        if may_start or self._prefilling:
+            demand = sum(r.num_tokens_to_compute for r in self._prefilling.values())
             demand += self._num_waiting_tokens if may_start else 0
             self._step_budget.bound(draft, demand, self._loads.bytes_in_flight, now)
-        self._plan_prefills(self._running, draft)
+        self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
         self._plan_yielding(draft)
         return draft.plan(self._step)
 
     def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
         """Take what ran, in `step_ms`. Returns all events since the last commit."""
-        if step_ms > 0 and plan.chunks:
+        assert plan.step == self._step, "another step has been planned since"
+        if step_ms > 0 and plan.num_requests:
             self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
-        requests, tokens, logprobs = self._requests, output.tokens, output.logprobs
-        for chunk in plan.chunks:
-            key = chunk.request_id
-            request = requests.get(key)
-            if request is None:
-                continue  # another choice of the same request failed
-            request.num_computed_tokens += len(chunk.token_ids)
-            request.submission.note_computed(request.num_computed_tokens)
-            if key in tokens:
-                self._append(request, tokens[key], logprobs.get(key))
-            elif key in output.failures:
-                self._fail(request.submission, "not_finite", output.failures[key])
+        self._delivery.deliver(self._draft, output, self._events)
         return self.take_events()
 
     def take_events(self) -> Events:
@@ -205,6 +196,9 @@ class Scheduler:
         """Assert the conservation laws; holds between any two calls."""
         self._pool.check([request.block_table for request in self._requests.values()])
         self._residency.check()
+        self._decoding.check([request for request in self._requests.values() if request.row >= 0])
+        running = {request.key for request in (*self._running, *self._yielding) if request.row < 0}
+        assert running == self._prefilling.keys()
         assert self.num_running + len(self._waiting) == len(self._requests)
         waiting = [r for r in self._requests.values() if r.status is Status.WAITING]
         assert self._num_waiting_tokens == sum(r.num_queued_tokens for r in waiting)
@@ -218,18 +212,18 @@ class Scheduler:
         if submit.request_id in self._submissions or any(key in self._requests for key in keys):
             raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
 
-    def _plan_decodes(self, running: list[Request], draft: Draft) -> None:
-        block_size = self._pool.block_size
-        for request in list(running):
-            num_tokens = len(request.token_ids)
-            if num_tokens - request.num_computed_tokens != 1 or draft.budget == 0:
-                continue
-            has_room = num_tokens <= len(request.block_table) * block_size
-            if request.status is Status.RUNNING and (has_room or self._make_room(request, draft)):
-                draft.add_decode(request)
+    def _plan_decodes(self, draft: Draft, *, yielding: bool) -> None:
+        lacking = self._decoding.without_room(draft.budget, yielding=yielding)
+        if len(lacking) <= self._pool.num_free:
+            self._extend(lacking)
+        else:
+            for request in lacking:
+                if request.status is Status.RUNNING:
+                    self._make_room(request, draft)
+        draft.decode(yielding=yielding)
 
-    def _make_room(self, request: Request, draft: Draft) -> bool:
-        """Extend its block table by what the next token needs; False if it was preempted itself."""
+    def _make_room(self, request: Request, draft: Draft) -> None:
+        """Extend its block table by what the next token needs, unless it is preempted itself."""
         while self._pool.missing(request.block_table, request.num_tokens) > self._pool.num_free:
             victim = (self._yielding or self._running)[-1]
             cost_ms = self._outlook.recompute_ms(victim)
@@ -237,21 +231,29 @@ class Scheduler:
                 victim = request
             self._preempt(victim, request, draft)
             if victim is request:
-                return False
-        self._pool.extend(request.block_table, request.num_tokens)
-        return True
+                return
+        self._extend([request])
 
-    def _plan_prefills(self, running: list[Request], draft: Draft) -> None:
-        for request in running:
-            if request.num_tokens_to_compute > 1 and draft.budget > 0:
-                draft.add(request)
+    def _extend(self, requests: list[Request]) -> None:
+        """Extend their block tables by the block that the next token of each needs."""
+        for request in requests:
+            self._pool.extend(request.block_table, request.num_tokens)
+        if requests:
+            self._decoding.extended(requests)
+
+    def _plan_prefills(self, draft: Draft, *, yielding: bool) -> None:
+        for request in self._prefilling.values():
+            if draft.budget > 0 and self._waiting.yields(request) is yielding:
+                draft.prefill(request)
 
     def _plan_yielding(self, draft: Draft) -> None:
         """Go on with those that yield, once it is known what the others leave."""
-        begun = [request for request in self._yielding if request not in draft.requests]
-        if begun:
-            self._plan_decodes(begun, draft)
-            self._plan_prefills([r for r in begun if r.status is Status.RUNNING], draft)
+        if draft.has_yielding:
+            return
+        draft.has_yielding = True
+        if self._yielding:
+            self._plan_decodes(draft, yielding=True)
+            self._plan_prefills(draft, yielding=True)
 
     def _admit(self, draft: Draft, now: float) -> None:
         """Start waiting requests, until the policy has no more or the step no room."""
@@ -294,13 +296,14 @@ class Scheduler:
             self._waiting.admitted(request)
             self._start(request, shared, now)
             if draft.budget > 0:
-                draft.add(request)
+                draft.prefill(request)
             return None
         self._waiting.blocked(request, refusal)
         is_absent = self._outlook.adapter_state(request) is State.ABSENT
         if refusal is Blocked.LOADING and is_absent:
-            draft.evictions += self._loads.start(request, self._requests.values(), now)
             assert request.adapter is not None
+            waiting = self._by_adapter.of([request.adapter])
+            draft.evictions += self._loads.start(request, waiting, now)
             draft.loads.append(request.adapter)
         return refusal
 
@@ -323,6 +326,9 @@ class Scheduler:
         request.num_computed_tokens = len(shared) * self._pool.block_size
         self._pool.extend(request.block_table, request.num_tokens)
         request.status = Status.RUNNING
+        self._num_admissions += 1
+        request.admission = self._num_admissions
+        self._prefilling[request.key] = request
         request.clock.stop(now)
         if request.submission.waited_until_s is None:
             request.submission.waited_until_s = now
@@ -330,7 +336,11 @@ class Scheduler:
 
     def _stop(self, request: Request, status: Status) -> None:
         """Take a running choice's blocks and lease, and give back what it was charged too much."""
-        self._meter.flush()
+        self._meter.settle(request)
+        if request.row >= 0:
+            self._decoding.leave(request)
+        else:
+            del self._prefilling[request.key]
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
         self._pool.release(request.block_table)
         request.lose_blocks()
@@ -348,20 +358,9 @@ class Scheduler:
         self._waiting.put_back(request)
         self._num_waiting_tokens += request.num_queued_tokens
 
-    def _append(self, request: Request, token_id: int, logprobs: Logprobs | None) -> None:
-        request.token_ids.append(token_id)
-        submission, text = request.submission, request.text
-        ends = token_id in submission.end_token_ids and request.may_end
-        piece = _NOTHING if ends else text.push(token_id, logprobs)
-        if ends or text.stopped:
-            self._events.add_token(request, token_id, piece + text.end(), "stop")
-            self._finish(request)
-        elif request.num_output_tokens >= submission.submit.sampling.max_tokens:
-            self._events.add_token(request, token_id, piece + text.end(), "length")
-            submission.was_cut = True
-            self._finish(request)
-        else:
-            self._events.add_token(request, token_id, piece, None)
+    def _begin_to_decode(self, request: Request) -> None:
+        del self._prefilling[request.key]
+        self._decoding.join(request, yields=self._waiting.yields(request))
 
     def _finish(self, request: Request) -> None:
         """End one choice by itself, and its request with the last."""
@@ -393,4 +392,5 @@ class Scheduler:
             self._may_admit = True
         request.submission.open.remove(request)
         request.submission.num_ended_tokens += request.num_output_tokens
+        self._by_adapter.remove(request)
         del self._requests[request.key]

@@ -10,16 +10,14 @@ such steps is what "DCP" does (OSDI 2026), whose tail grew by it; here what alig
 put off a bounded number of times.
 """
 
-from collections.abc import Iterable, Mapping
-from math import inf
+import numpy as np
+from numpy.typing import NDArray
 
-from loraplex.engine.config import SchedulerConfig, Targets
+from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.cost_errors import Choice
-from loraplex.engine.cost_features import EDGES, StepFeatures
+from loraplex.engine.cost_features import EDGES, Floats, StepFeatures
 from loraplex.engine.costs_port import StepCosts
 from loraplex.engine.draft import Draft
-from loraplex.engine.protocol import ServiceTier
-from loraplex.engine.request import Request
 
 MAX_DEFERRALS = 4
 """Steps in a row that may leave tokens for later that would have been in time."""
@@ -27,7 +25,7 @@ _WORTH_IT = 1.05
 """Times as many tokens of prompts a millisecond as the largest size that fits; below that, later
 tokens cost more than they save."""
 _NUM_SIZES = 24
-_NO_TARGETS = Targets()
+_EDGES = np.array(EDGES)
 
 
 class StepBudget:
@@ -45,11 +43,10 @@ class StepBudget:
         `demand` is the number of prompt tokens that there are. As long as the cost model has
         learned little, `max_step_tokens` alone rules.
         """
-        at_most = min(draft.budget, demand)
-        if self._costs.num_steps < self._config.min_learned_steps or not draft.requests:
+        if self._costs.num_steps < self._config.min_learned_steps or not len(draft.selection):
             return
-        slack = slack_ms(draft.requests, self._config.targets, now)
-        fitting, chosen = self._sizes(draft.features(bytes_in_flight), slack, at_most)
+        at_most = min(draft.budget, demand)
+        fitting, chosen = self._sizes(draft.features(bytes_in_flight), draft.slack_ms(now), at_most)
         if chosen < at_most:
             draft.budget = chosen
             draft.is_bounded = fitting < at_most
@@ -64,20 +61,20 @@ class StepBudget:
     def _sizes(self, step: StepFeatures, slack: float, at_most: int) -> tuple[int, int]:
         """The largest size that fits, and the one to take."""
         floor = min(self._config.min_prefill_tokens, at_most)
-        sizes = _candidates(step.num_tokens, floor, at_most)
-        if len(sizes) == 1:
+        if floor == at_most:
             return at_most, at_most
-        times = [float(ms) for ms in self._costs.predict_chunks_ms(step, sizes, 0)]
-        fitting = max((i for i, ms in enumerate(times) if ms <= slack), default=0)
-        chosen = self._aligned(sizes, times, fitting)
+        sizes = _candidates(step.num_tokens, floor, at_most)
+        times = self._costs.predict_chunks_ms(step, sizes, 0)
+        fits = np.flatnonzero(times <= slack)
+        fitting = int(fits[-1]) if len(fits) else 0
+        chosen = self._aligned(sizes / np.maximum(times, 1e-9), fitting)
         self._costs.note_choice(Choice(step, sizes, chosen, slack))
-        return sizes[fitting], sizes[chosen]
+        return int(sizes[fitting]), int(sizes[chosen])
 
-    def _aligned(self, sizes: tuple[int, ...], times: list[float], fitting: int) -> int:
-        """The largest of the fastest sizes up to the one that fits; that one itself, where no other
-        is clearly faster or tokens have been put off for long."""
-        rates = [size / max(ms, 1e-9) for size, ms in zip(sizes, times, strict=True)]
-        best = max(range(fitting + 1), key=rates.__getitem__)
+    def _aligned(self, rates: Floats, fitting: int) -> int:
+        """The fastest size up to the one that fits; that one itself, where no other is clearly
+        faster or tokens have been put off for long."""
+        best = int(rates[: fitting + 1].argmax())
         if rates[best] < _WORTH_IT * rates[fitting] or self._num_deferrals == MAX_DEFERRALS:
             self._num_deferrals = 0
             return fitting
@@ -85,25 +82,9 @@ class StepBudget:
         return best
 
 
-def _candidates(num_tokens: int, floor: int, at_most: int) -> tuple[int, ...]:
+def _candidates(num_tokens: int, floor: int, at_most: int) -> NDArray[np.int64]:
     """Sizes from `floor` to `at_most`, those among them that end at an edge of the hardware."""
-    evenly = {floor + (at_most - floor) * i // _NUM_SIZES for i in range(_NUM_SIZES + 1)}
-    at_edges = {edge - num_tokens for edge in EDGES if floor < edge - num_tokens < at_most}
-    return tuple(sorted(evenly | at_edges))
-
-
-def slack_ms(
-    decoding: Iterable[Request], targets: Mapping[ServiceTier, Targets], now: float
-) -> float:
-    """How long a step may take until the first of these requests is late; `inf` without targets.
-
-    A request that is late already may ask for its pace and no more: were steps as short as could
-    be, prompts would hardly advance, and all would be later still.
-    """
-    smallest = inf
-    for request in decoding:
-        submission = request.submission
-        pace_ms = targets.get(submission.submit.service_tier, _NO_TARGETS).tpot_ms
-        left_ms = (submission.first_token_due_s - now) * 1e3 + request.num_output_tokens * pace_ms
-        smallest = min(smallest, max(left_ms, pace_ms))
-    return smallest
+    evenly = floor + (at_most - floor) * np.arange(_NUM_SIZES + 1) // _NUM_SIZES
+    at_edges = _EDGES - num_tokens
+    at_edges = at_edges[(at_edges > floor) & (at_edges < at_most)]
+    return np.unique(np.concatenate((evenly, at_edges)))

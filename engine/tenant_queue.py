@@ -103,7 +103,7 @@ class TenantQueue:
             if found is State.ABSENT:
                 return None  # those behind it may run again once its load has been started
         for programs in self._programs.values():
-            best = self._first_of(programs, state, wanted)
+            best = self._first_of(programs, state, wanted) if programs else None
             if best is not None:
                 return best
         return None

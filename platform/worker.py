@@ -342,11 +342,11 @@ def _run_engine(
 
 def _log_step(report: StepReport) -> None:
     plan = report.plan
-    if not plan.chunks:
+    if not plan.num_requests:
         return
     fields = {
         "step": plan.step,
-        "requests": len(plan.chunks),
+        "requests": plan.num_requests,
         "tokens": plan.num_tokens,
         "adapters": plan.num_adapters,
         "preempted": plan.num_preempted,

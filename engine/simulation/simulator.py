@@ -117,7 +117,7 @@ class Simulation:
             plan = self._scheduler.plan(now)
             plan_s = perf_counter() - started
             self._start_copies(plan, now)
-            if plan.chunks:
+            if plan.num_requests:
                 now = self._step(plan, now, plan_s)
             else:
                 self._note(self._scheduler.take_events(), now)
@@ -162,16 +162,17 @@ class Simulation:
 
     def _step(self, plan: StepPlan, now: float, plan_s: float) -> float:
         """Let the device run the plan; return when it is done."""
-        step = self._features(plan)
+        chunks = plan.chunks
+        step = self._features(chunks)
         ms = self._device.times.step_ms(step)
         if self._load.noise:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
         self._count(plan, step, ms)
-        for chunk in plan.chunks:
+        for chunk in chunks:
             record = self._records[chunk.request_id]
             if record.started_s is None:
                 record.started_s = now
-        output = StepOutput({c.request_id: self._sample(c) for c in plan.chunks if c.sample}, {})
+        output = StepOutput.of(plan, {c.request_id: self._sample(c) for c in chunks if c.sample})
         started = perf_counter()
         events = self._scheduler.commit(plan, output, ms)
         self._run.planner_us.append((plan_s + perf_counter() - started) * 1e6)
@@ -190,13 +191,13 @@ class Simulation:
         assert chunk.sample is not None
         return int(chunk.sample.position + 1 >= self._requests[chunk.request_id].output_tokens)
 
-    def _features(self, plan: StepPlan) -> StepFeatures:
+    def _features(self, chunks: Sequence[Chunk]) -> StepFeatures:
         chunks_on: dict[AdapterKey, int] = {}
-        for chunk in plan.chunks:
+        for chunk in chunks:
             if chunk.adapter is not None:
                 chunks_on[chunk.adapter] = chunks_on.get(chunk.adapter, 0) + 1
         rows = []
-        for chunk in plan.chunks:
+        for chunk in chunks:
             adapter, size = chunk.adapter, len(chunk.token_ids)
             rank = 0.0 if adapter is None else self._ranks[adapter] / chunks_on[adapter]
             sampled = chunk.sample

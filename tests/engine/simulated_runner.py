@@ -56,7 +56,7 @@ class SimulatedRunner:
             for chunk in plan.chunks
             if chunk.sample is not None
         }
-        return StepOutput(tokens, {})
+        return StepOutput.of(plan, tokens)
 
     def _sample(self, chunk: Chunk, spec: SampleSpec) -> int:
         token_ids = self._read(chunk)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +11,6 @@ from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.events import Events
-from loraplex.engine.plan import StepOutput
 from loraplex.engine.protocol import Sampling
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.seeds import choice_seed
@@ -67,7 +68,7 @@ def test_a_batch_holds_base_rows_first_and_each_adapters_rows_together() -> None
     for key in plan.loads:
         residency.finish_load(key)
     adapters = [chunk.adapter and chunk.adapter.digest for chunk in scheduler.plan(now=0.0).chunks]
-    assert adapters == [None, "x", "x", "y", "y"]
+    assert adapters == [None, "y", "y", "x", "x"]
 
 
 def test_two_requests_for_one_absent_adapter_start_one_load() -> None:
@@ -162,8 +163,8 @@ def test_a_row_with_non_finite_logits_fails_alone() -> None:
     for name in "ab":
         scheduler.add(build.submit(name), now=0.0)
     plan = scheduler.plan(now=0.0)
-    tokens = runner.run(plan).tokens
-    events = scheduler.commit(plan, StepOutput({"b": tokens["b"]}, {"a": "logits are not finite"}))
+    output = replace(runner.run(plan), failures={"a": "logits are not finite"})
+    events = scheduler.commit(plan, output)
     assert [failed.request_id for failed in events.failed] == ["a"]
     assert scheduler.num_running == 1
 

@@ -1,15 +1,16 @@
 """How much of prompts a step computes beside requests that must not be late."""
 
-from collections.abc import Sequence
 from math import inf
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.engine import build
 from tests.engine.linear_costs import LinearCosts
 from tests.engine.simulated_runner import SimulatedRunner
 
 from loraplex.engine.config import Targets
-from loraplex.engine.cost_features import StepFeatures
+from loraplex.engine.cost_features import Floats, StepFeatures
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.step_budget import MAX_DEFERRALS, StepBudget
 
@@ -24,10 +25,9 @@ class SteppedCosts(LinearCosts):
     """As hardware that computes 128 rows in the time of one."""
 
     def predict_chunks_ms(
-        self, step: StepFeatures, chunk_tokens: Sequence[int], start: int
-    ) -> list[float]:
-        waves = [-(-(step.num_tokens + size) // 128) for size in chunk_tokens]
-        return [self.constant_ms + 10.0 * number for number in waves]
+        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int
+    ) -> Floats:
+        return self.constant_ms + 10.0 * np.ceil((step.num_tokens + chunk_tokens) / 128)
 
 
 @pytest.mark.parametrize(

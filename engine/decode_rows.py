@@ -24,8 +24,8 @@ _NO_TARGETS = Targets()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """Those that decode in a step, in the order of the plan. The same object as long as they are the
-    same."""
+    """Those that decode in a step, in the order of the plan. The same object as long as they
+    are the same."""
 
     rows: NDArray[np.intp]
     """[n]: where they are among `DecodeRows`."""
@@ -52,8 +52,8 @@ class Selection:
 class DecodeRows:
     """The rows of one scheduler. What it hands out is copied: no later step writes to it.
 
-    Rows may leave at any time; they join only after a step. Invariant: a choice has a row if and only
-    if it runs and all its tokens but the newest are in the KV cache.
+    Rows may leave at any time; they join only after a step. Invariant: a choice has a row if and
+    only if it runs and all its tokens but the newest are in the KV cache.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -70,7 +70,7 @@ class DecodeRows:
         self._group_of: dict[AdapterKey, int] = {}
         self._free_groups = list(range(size, 0, -1))
         self._group_sizes = np.zeros(size + 1, np.int64)
-        """Adapters of rows have numbers from 1, as small as can be: those of 16 bits sort fastest."""
+        """Adapters of rows have numbers from 1, as small as can be: 16 bits sort fastest."""
         self._yields = np.zeros(size, np.bool_)
         self._has_spec = np.zeros(size, np.bool_)
         self._num_prompt_tokens = np.zeros(size, np.int64)
@@ -228,7 +228,8 @@ class DecodeRows:
             assert request.block_table == table[table >= 0].tolist()
             assert self._room[row] == len(request.block_table) * self._block_size
         num_ends = sum(len(self._end_ids(request)) for request in requests)
-        assert self._ends.sum() == num_ends and self._ends.min() >= 0
+        assert self._ends.sum() == num_ends
+        assert self._ends.min() >= 0
 
     def _selection(self, rows: NDArray[np.intp]) -> Selection:
         rows = rows[self._groups[rows].argsort(kind="stable")]

@@ -1,7 +1,7 @@
 """How long a step takes, learned while the engine runs. Pure Python and numpy.
 
     ms = constant + n·slope + steps at edges of n + decodes + KV read + prefill² + prefill·context
-         + ranks + adapters + bytes in flight,   times what is left over near n
+         + prompts at all + ranks + adapters + bytes in flight,   times what is left over near n
 
 The terms are those of published predictors: a linear layer's time and attention's terms that are
 fitted while running (recursive least squares with forgetting, as "DCP", OSDI 2026, does), ranks and
@@ -181,7 +181,7 @@ class CostModel:
         terms, others = self._terms, self._mean_chunks
         fixed_ms = terms.constant_ms / others + terms.rank_ms * rank
         attended_ms = terms.squared_ms * prefill + terms.context_ms * cached_tokens
-        prefill_ms = fixed_ms + prefill * (terms.token_ms + attended_ms)
+        prefill_ms = fixed_ms + terms.prompts_ms / others + prefill * (terms.token_ms + attended_ms)
         read_ms = terms.kv_token_ms * (prompt_tokens + output_tokens / 2)
         decode_ms = fixed_ms + terms.token_ms + terms.decode_ms + read_ms
         return prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes
@@ -204,7 +204,7 @@ class CostModel:
         """Return all that was learned, but for the newest errors."""
         self._sum_up()
         saved = _Saved(
-            format=1,
+            format=2,
             model=self.subject.model,
             device=self.subject.device,
             edges=EDGES,
@@ -232,7 +232,7 @@ class CostModel:
             raise CostModelInvalid(f"this is no saved cost model: {error}") from error
         model = cls(Subject(saved.model, saved.device))
         if (
-            (saved.format, saved.edges) != (1, EDGES)
+            (saved.format, saved.edges) != (2, EDGES)
             or (gram.shape, moment.shape) != (model._gram.shape, model._moment.shape)
             or left_over.shape != (2, _NUM_BUCKETS)
         ):

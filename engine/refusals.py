@@ -1,10 +1,12 @@
 """Requests that could never run, and why."""
 
+from collections.abc import Container
 from math import inf
 
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import Submit
+from loraplex.engine.request import choice_key
 
 
 def refuse_impossible(
@@ -49,6 +51,13 @@ def refuse_impossible(
             "adapters",
             "model",
         )
+
+
+def refuse_open(submit: Submit, request_ids: Container[str], keys: Container[str]) -> None:
+    """Raise RequestRefused if a request of this id, or a choice of this key, is open."""
+    mine = (choice_key(submit.request_id, choice) for choice in range(submit.sampling.n))
+    if submit.request_id in request_ids or any(key in keys for key in mine):
+        raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
 
 
 def refuse_overload(

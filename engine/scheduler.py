@@ -4,25 +4,25 @@ from collections.abc import Callable
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import REASONS, AdmissionPolicy, Blocked
+from loraplex.engine.admission import AdmissionPolicy, Blocked, waits_for
 from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.delivery import Delivery
 from loraplex.engine.draft import Draft
-from loraplex.engine.errors import RequestRefused
 from loraplex.engine.events import Events, explained
+from loraplex.engine.first_tokens import FirstTokens
 from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.loads import Loads
 from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import Preempted, StepOutput, StepPlan
 from loraplex.engine.protocol import Explained, Sampling, Submit
-from loraplex.engine.refusals import refuse_impossible, refuse_overload
-from loraplex.engine.request import Request, Status, Submission, Text, choice_key
+from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
+from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.step_budget import StepBudget
-from loraplex.engine.waits import Reason, WaitClock
+from loraplex.engine.waits import WaitClock
 
 
 class Scheduler:
@@ -76,6 +76,7 @@ class Scheduler:
         self._loads = Loads(residency)
         self._outlook = Outlook(config, self._pool, residency, costs, lengths)
         self._meter = Meter(costs, policy.measured, config.max_running)
+        self.first_tokens = FirstTokens(config, self._pool, policy, costs, self._outlook)
         self._clock = WaitClock(0.0)
         self._may_admit = False
         """True once something happened since all that waits was found to be unable to start."""
@@ -109,9 +110,10 @@ class Scheduler:
     def add(self, submit: Submit, now: float, adapter_bytes: int = 0) -> None:
         """Take a request that arrived at `now`; `adapter_bytes` is what its adapter needs resident.
 
-        Raises RequestRefused if it could never run, EngineOverloaded if the queue is full.
+        Raises RequestRefused if it could never run, EngineOverloaded if the queue is full, and
+        DeadlineUnreachable if it has a deadline that cannot be met.
         """
-        self._refuse_open(submit)
+        refuse_open(submit, self._submissions, self._requests)
         refuse_impossible(submit, self._config, adapter_bytes, self._residency.capacity_bytes)
         config, num_tokens = self._config, len(submit.prompt)
         refuse_overload(submit, config, len(self._waiting), self._num_waiting_tokens)
@@ -124,6 +126,7 @@ class Scheduler:
             for choice in range(sampling.n)
         ]
         submission.clock = submission.open[0].clock
+        self.first_tokens.refuse_late(submission, now)
         self._submissions[submit.request_id] = submission
         for request in submission.open:
             self._requests[request.key] = request
@@ -165,6 +168,7 @@ class Scheduler:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
         self._step += 1
         self._now = now
+        self._refuse_overdue(now)
         self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
         self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
         self._may_admit |= self._loads.note_ended(self._by_adapter.of(self._loads.keys), now)
@@ -206,11 +210,6 @@ class Scheduler:
         assert {r.key for r in in_submissions} == self._requests.keys()
         if not self._requests:
             assert self._residency.num_leases == 0, "a lease outlived its request"
-
-    def _refuse_open(self, submit: Submit) -> None:
-        keys = (choice_key(submit.request_id, choice) for choice in range(submit.sampling.n))
-        if submit.request_id in self._submissions or any(key in self._requests for key in keys):
-            raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
 
     def _plan_decodes(self, draft: Draft, *, yielding: bool) -> None:
         lacking = self._decoding.without_room(draft.budget, yielding=yielding)
@@ -276,15 +275,8 @@ class Scheduler:
                 break
         else:
             self._may_admit = False
-        self._clock.switch(self._reason(refusal, draft), now)
-
-    def _reason(self, refusal: Blocked | None, draft: Draft) -> Reason | None:
-        """What keeps those from starting that are not said to wait for a load or their share."""
-        if not len(self._waiting):
-            return None
-        if refusal is Blocked.STEP and draft.is_bounded:
-            return "deadline"
-        return "slot" if refusal is None else REASONS.get(refusal)
+        reason = waits_for(refusal, is_bounded=draft.is_bounded) if len(self._waiting) else None
+        self._clock.switch(reason, now)
 
     def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
         """Start a request, or its load, or tell the policy why it cannot be."""
@@ -329,6 +321,7 @@ class Scheduler:
         self._num_admissions += 1
         request.admission = self._num_admissions
         self._prefilling[request.key] = request
+        self.first_tokens.started(request, now)
         request.clock.stop(now)
         if request.submission.waited_until_s is None:
             request.submission.waited_until_s = now
@@ -371,6 +364,12 @@ class Scheduler:
             submission.waited_ms = submission.clock.sums_ms(self._now)
             del self._submissions[submission.request_id]
             self._events.add_finished(submission, "length" if submission.was_cut else "stop")
+
+    def _refuse_overdue(self, now: float) -> None:
+        """End those that wait and would be late now even if they started at once."""
+        for submission, error in self.first_tokens.overdue(now):
+            self._end_all(submission, now)
+            self._events.add_rejected(submission.submit, error)
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)

@@ -14,6 +14,7 @@ significant.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 import numpy as np
@@ -106,6 +107,11 @@ class CostModel:
         self._hindsight = Hindsight(self.predict_chunks_ms)
 
     @property
+    def error(self) -> float:
+        """Standard deviation of the relative errors of its fit, of late."""
+        return self._error_variance**0.5
+
+    @property
     def edges(self) -> tuple[int, ...]:
         """Numbers of tokens after which a step takes noticeably longer."""
         kept = np.diff(self._terms.edge_ms) > 0
@@ -132,16 +138,20 @@ class CostModel:
         """Time of one step in ms, never negative."""
         return self._terms.step_ms(step) * float(self._factors[_bucket(step.num_tokens)])
 
-    def predict_chunks_ms(self, step: StepFeatures, chunk_tokens: ArrayLike, start: int) -> Floats:
+    def predict_chunks_ms(
+        self, step: StepFeatures, chunk_tokens: ArrayLike, start: int, longest: float = inf
+    ) -> Floats:
         """Times of a step with one more chunk of a prompt, for each of k sizes of that chunk.
 
-        `chunk_tokens`: shape (k,); `start`: tokens of the prompt that are computed already.
+        `chunk_tokens`: shape (k,); `start`: tokens of the prompt that are computed already;
+        `longest`: tokens of a prompt, where the chunk is of several; 0 leaves attention among the
+        chunk's tokens out, which is the same however prompts are divided.
         Returns ms, float64 of shape (k,), never negative.
         """
         sizes = np.asarray(chunk_tokens, np.float64)
         buckets = ((step.num_tokens + sizes) / _BUCKET_TOKENS).astype(np.intp)
         factors = self._factors.take(buckets, mode="clip")
-        return self._terms.chunks_ms(step, sizes, start) * factors
+        return self._terms.chunks_ms(step, sizes, start, longest) * factors
 
     def observe(self, step: StepFeatures, ms: float) -> None:
         """Learn from a step that took `ms`. Nothing is learned from a time that is no time."""

@@ -104,7 +104,7 @@ class Hindsight:
     """
 
     def __init__(
-        self, predict_ms: Callable[[StepFeatures, NDArray[np.int64], int], Floats]
+        self, predict_ms: Callable[[StepFeatures, NDArray[np.int64], int, float], Floats]
     ) -> None:
         """`predict_ms` tells times of steps with more of a prompt, as the cost model does."""
         self._predict_ms = predict_ms
@@ -119,7 +119,7 @@ class Hindsight:
         self._count += 1
         while self._kept and self._kept[0][0] + _JUDGED_AFTER_STEPS <= num_steps:
             judged = self._kept.popleft()[1]
-            times = self._predict_ms(judged.step, judged.sizes, 0)
+            times = self._predict_ms(judged.step, judged.sizes, 0, 0)
             self._regrets.add(regret_of(judged.chosen, times, judged.sizes, judged.limit_ms))
 
     def percentiles(self) -> ErrorPercentiles:

@@ -174,8 +174,9 @@ class CostTerms:
             + float(self.edge_ms[bisect_left(EDGES, step.num_tokens)])
         )
 
-    def chunks_ms(self, step: StepFeatures, sizes: Floats, start: int) -> Floats:
-        """Times of a step with one more chunk of each of k sizes; shapes (k,)."""
+    def chunks_ms(self, step: StepFeatures, sizes: Floats, start: int, longest: float) -> Floats:
+        """Times of a step with one more chunk of each of k sizes, of prompts of at most `longest`
+        tokens; shapes (k,)."""
         num_tokens = sizes + step.num_tokens
         fixed = (
             self._fixed_ms(step)
@@ -184,7 +185,7 @@ class CostTerms:
             + self.context_ms * step.prefill_context
         )
         ms = num_tokens * self.token_ms
-        ms += sizes * (sizes * self.squared_ms + self.context_ms * start)
+        ms += sizes * (np.minimum(sizes, longest) * self.squared_ms + self.context_ms * start)
         ms += self.edge_ms[np.searchsorted(_EDGES, num_tokens)]
         ms += fixed
         return ms

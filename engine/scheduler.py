@@ -21,7 +21,7 @@ from loraplex.engine.plan import Preempted, StepOutput, StepPlan
 from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
-from loraplex.engine.step_budget import StepBudget
+from loraplex.engine.step_budget import Demand, StepBudget
 from loraplex.engine.waits import WaitClock
 
 
@@ -175,8 +175,8 @@ class Scheduler:
         self._plan_decodes(draft, yielding=False)
         may_start = self._may_admit and self.num_running < self._config.max_running
         if may_start or self._prefilling:
-            demand = sum(r.num_tokens_to_compute for r in self._prefilling.values())
-            demand += self._num_waiting_tokens if may_start else 0
+            waiting = (self._num_waiting_tokens, len(self._waiting)) if may_start else (0, 0)
+            demand = Demand.of(self._prefilling.values(), *waiting)
             self._step_budget.bound(draft, demand, self._loads.bytes_in_flight, now)
         self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)

@@ -98,6 +98,12 @@ class Engine(Generic[Batch]):
         done = perf_counter()
         return StepReport(plan, events, planned - started, built - planned, ran - built, done - ran)
 
+    @property
+    def idle_s(self) -> float | None:
+        """How long nothing is to be done, if nothing comes; None for ever."""
+        next_s = self._scheduler.first_tokens.next_s
+        return None if next_s is None else max(0.0, next_s - self._clock())
+
     def failure_events(self) -> Events:
         """What to report after `step` raised."""
         return self._with_asides(self._scheduler.take_events())

@@ -1,12 +1,13 @@
 """Waiting requests of many tenants, offered by deficit and by what is there already."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from loraplex.adapters.residency import State
 from loraplex.engine.admission import AdmissionView, Blocked
+from loraplex.engine.ahead import ahead_by_share
 from loraplex.engine.fairness import FairShare
 from loraplex.engine.request import Request, Status
 from loraplex.engine.tenant_queue import TenantQueue
@@ -95,6 +96,16 @@ class FairQueue:
         return len(self._parked) == len(self._tenants) and all(
             view.adapter_state(request) is State.LOADING for request in self._committed.values()
         )
+
+    def requests(self) -> Iterator[Request]:
+        """All that wait."""
+        yield from self._committed.values()
+        for queue in self._tenants.values():
+            yield from queue.requests()
+
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterator[Request]:
+        """See `AdmissionPolicy.ahead`."""
+        return ahead_by_share(request, self._committed, self._tenants, self._share, cost_ms)
 
     def add(self, request: Request, now: float) -> None:
         """Take a request that arrived at `now`."""

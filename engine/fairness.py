@@ -132,6 +132,11 @@ class FairShare:
         missed = self._num_refills - account.as_of if account.waits else 0
         return account.deficit_ms + missed * self._quantum_ms * account.weight
 
+    def debt_ms(self, tenant: str) -> float:
+        """What others must be given, by weight, before the tenant is eligible; 0 if it is, or will
+        be as soon as it waits."""
+        return max(0.0, -self.deficit_ms(tenant)) if tenant in self._accounts else 0.0
+
     def is_eligible(self, tenant: str) -> bool:
         """True if the tenant waits and its next request may be charged now."""
         return tenant in self._eligible

@@ -1,7 +1,7 @@
 """What admission may know: what is there now, and what is likely to come."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.engine.admission import Blocked
@@ -42,6 +42,16 @@ class Outlook:
         """Look at these running requests, of which `computed` tells the tokens in the KV cache
         after this step, and of which a step took `step_ms` of late."""
         self._running, self._computed, self._step_ms = running, computed, step_ms
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """What runs, and yields to nobody."""
+        return self._running
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that nobody holds."""
+        return self._pool.num_free
 
     def adapter_state(self, request: Request) -> State:
         """See `AdmissionView.adapter_state`."""
@@ -95,6 +105,21 @@ class Outlook:
         if not load_bytes:
             return 0.0
         return self._costs.request_ms(1, 0, 0, 0.0, load_bytes) - self._costs.request_ms(1, 0, 0)
+
+    def rough_ms(self, request: Request) -> float:
+        """What is left of a request costs the machine, quickly: by the output that was expected of
+        it when it was looked at last, with nothing shared and no load."""
+        return self._costs.request_ms(
+            request.num_tokens,
+            request.num_computed_tokens,
+            self._output_left(request),
+            request.submission.rank,
+        )
+
+    def missing_bytes(self, request: Request) -> int:
+        """Bytes of its adapter, as long as it is not there."""
+        is_there = self.adapter_state(request) is State.RESIDENT
+        return 0 if is_there else request.submission.adapter_bytes
 
     def recompute_ms(self, request: Request) -> float:
         """What it costs to compute anew what a running request has in the KV cache, should nothing
@@ -151,6 +176,8 @@ class Outlook:
 
     def _output_left(self, request: Request) -> float:
         """Expected tokens that are still to come, at least 1."""
+        if not request.expected_tokens:
+            self._expect(request)
         return max(1.0, request.expected_tokens - request.num_output_tokens)
 
     def _expect(self, request: Request) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import REASONS, WAITS_FOR_COPIES, AdmissionPolicy, Blocked
+from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionPolicy, Blocked, waits_for
 from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
@@ -12,6 +12,7 @@ from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.delivery import Delivery
 from loraplex.engine.draft import Draft
 from loraplex.engine.events import Events
+from loraplex.engine.first_tokens import FirstTokens
 from loraplex.engine.loads import Loads
 from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
@@ -22,8 +23,8 @@ from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
-from loraplex.engine.step_budget import StepBudget
-from loraplex.engine.waits import Reason, WaitClock
+from loraplex.engine.step_budget import Demand, StepBudget
+from loraplex.engine.waits import WaitClock
 
 _NOT_FOR_ROOM = frozenset({None, *WAITS_FOR_COPIES})
 
@@ -86,6 +87,7 @@ class Scheduler:
             self.blocks, self._decoding, self._outlook, policy, self._give_up
         )
         self._meter = Meter(costs, policy.measured, config.max_running)
+        self.first_tokens = FirstTokens(config, self.blocks.pool, policy, costs, self._outlook)
         self._clock = WaitClock(0.0)
         self._may_admit = False
         """True once something happened since all that waits was found to be unable to start."""
@@ -119,7 +121,8 @@ class Scheduler:
     def add(self, submit: Submit, now: float, adapter_bytes: int = 0) -> None:
         """Take a request that arrived at `now`; `adapter_bytes` is what its adapter needs resident.
 
-        Raises RequestRefused if it could never run, EngineOverloaded if the queue is full.
+        Raises RequestRefused if it could never run, EngineOverloaded if the queue is full, and
+        DeadlineUnreachable if it has a deadline that cannot be met.
         """
         refuse_open(submit, self._submissions, self._requests)
         refuse_impossible(submit, self._config, adapter_bytes, self._residency.capacity_bytes)
@@ -134,6 +137,7 @@ class Scheduler:
             for choice in range(sampling.n)
         ]
         submission.clock = submission.open[0].clock
+        self.first_tokens.refuse_late(submission, now)
         self._submissions[submit.request_id] = submission
         self._loads.arrive(submission)
         for request in submission.open:
@@ -176,14 +180,15 @@ class Scheduler:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
         self._step += 1
         self._now = now
+        self._refuse_overdue(now)
         self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
         self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
         self._may_admit |= self._loads.note_ended(self._by_adapter.of(self._loads.keys), now)
         self._plan_decodes(draft, yielding=False)
         may_start = self._may_admit and self.num_running < self._config.max_running
         if may_start or self._prefilling:
-            demand = sum(r.num_tokens_to_compute for r in self._prefilling.values())
-            demand += self._num_waiting_tokens if may_start else 0
+            waiting = (self._num_waiting_tokens, len(self._waiting)) if may_start else (0, 0)
+            demand = Demand.of(self._prefilling.values(), *waiting)
             self._step_budget.bound(draft, demand, self._loads.bytes_in_flight, now)
         self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
@@ -260,15 +265,8 @@ class Scheduler:
                 break
         else:
             self._may_admit = False
-        self._clock.switch(self._reason(refusal, draft), now)
-
-    def _reason(self, refusal: Blocked | None, draft: Draft) -> Reason | None:
-        """What keeps those from starting that are not said to wait for a load or their share."""
-        if not len(self._waiting):
-            return None
-        if refusal is Blocked.STEP and draft.is_bounded:
-            return "deadline"
-        return "slot" if refusal is None else REASONS.get(refusal)
+        reason = waits_for(refusal, is_bounded=draft.is_bounded) if len(self._waiting) else None
+        self._clock.switch(reason, now)
 
     def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
         """Start a request, or its load, or tell the policy why it cannot be."""
@@ -309,6 +307,7 @@ class Scheduler:
         self._num_admissions += 1
         request.admission = self._num_admissions
         self._prefilling[request.key] = request
+        self.first_tokens.started(request, now)
         request.clock.stop(now)
         self._loads.leave(request)
         if request.submission.waited_until_s is None:
@@ -356,6 +355,12 @@ class Scheduler:
         """What it computed was not finite, and so may be what it was computed from."""
         self._fail(submission, "not_finite", message)
         self.blocks.forget(submission)
+
+    def _refuse_overdue(self, now: float) -> None:
+        """End those that wait and would be late now even if they started at once."""
+        for submission, error in self.first_tokens.overdue(now):
+            self._end_all(submission, now)
+            self._events.add_rejected(submission.submit, error)
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)

@@ -85,7 +85,7 @@ class Engine(Generic[Batch]):
         self._take_messages()
         self._take_arrivals()
         plan = self._scheduler.plan(self._clock())
-        self._transfers.start(plan.evictions, plan.loads)
+        self._transfers.start(plan)
         planned = perf_counter()
         try:
             copy_s = self._copy(plan)
@@ -111,6 +111,12 @@ class Engine(Generic[Batch]):
         started = perf_counter()
         self._runner.copy(plan)
         return perf_counter() - started
+
+    @property
+    def idle_s(self) -> float | None:
+        """How long nothing is to be done, if nothing comes; None for ever."""
+        next_s = self._scheduler.first_tokens.next_s
+        return None if next_s is None else max(0.0, next_s - self._clock())
 
     def failure_events(self) -> Events:
         """What to report after `step` raised."""
@@ -142,7 +148,7 @@ class Engine(Generic[Batch]):
 
     def _take_arrivals(self) -> None:
         for arrival in self._transfers.arrivals():
-            if arrival.weights is None:
+            if arrival.error is not None:
                 self._residency.fail_load(arrival.key)
                 self._scheduler.fail_adapter(arrival.key, *_told(arrival.error))
             else:

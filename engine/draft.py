@@ -22,6 +22,8 @@ class Draft:
         self.has_yielding = False
         """True once those that yield have got what the others left."""
         self.loads: list[AdapterKey] = []
+        self.prefetches: list[AdapterKey] = []
+        self.claims: list[AdapterKey] = []
         self.evictions: list[AdapterKey] = []
         self.preempted: list[Preempted] = []
         self.copies_out: list[BlockCopy] = []
@@ -131,6 +133,8 @@ class Draft:
             preempted=tuple(self.preempted),
             copies_out=tuple(self.copies_out),
             copies_in=tuple(self.copies_in),
+            prefetches=tuple(self.prefetches),
+            claims=tuple(self.claims),
             decodes=self.decodes,
         )
 

@@ -9,7 +9,6 @@ from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import Preempted
 from loraplex.engine.request import Request, Status
 from loraplex.engine.request_blocks import RequestBlocks
-from loraplex.engine.swapping import Swapping
 
 
 class Preemption:
@@ -25,7 +24,6 @@ class Preemption:
         blocks: RequestBlocks,
         decoding: DecodeRows,
         outlook: Outlook,
-        swapping: Swapping,
         policy: AdmissionPolicy,
         give_up: Callable[[Request], None],
     ) -> None:
@@ -34,7 +32,7 @@ class Preemption:
         self._pool = blocks.pool
         self._decoding = decoding
         self._outlook = outlook
-        self._swapping = swapping
+        self._swapping = blocks.swapping
         self._policy = policy
         self._give_up = give_up
 

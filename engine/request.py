@@ -8,9 +8,9 @@ from typing import Protocol
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.host_blocks import HostCopy
 from loraplex.engine.plan import Logprobs, Penalties, SampleSpec
-from loraplex.engine.protocol import Sampling, Submit, TokenLogprob, Usage
+from loraplex.engine.protocol import Explained, Sampling, Submit, TokenLogprob, Usage
 from loraplex.engine.seeds import choice_seed
-from loraplex.engine.waits import Reason, WaitClock
+from loraplex.engine.waits import Reason, WaitClock, named
 
 _MIB = 1 << 20
 
@@ -94,6 +94,12 @@ class Submission:
         return self.submit.request_id
 
     @property
+    def adapter(self) -> AdapterKey | None:
+        """Its adapter, which is a tenant's own; None for the base model."""
+        submit = self.submit
+        return None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
+
+    @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
         return self.submit.sampling
@@ -102,6 +108,17 @@ class Submission:
     def rank(self) -> float:
         """What its adapter adds to a step, in the cost model's sense: its MiB; 0 for the base."""
         return self.adapter_bytes / _MIB
+
+    def explain(self, now: float) -> Explained:
+        """Why its first open choice waits; the times are those of its first choice."""
+        first = self.open[0]
+        is_running = first.status is Status.RUNNING
+        return Explained(
+            request_id=self.request_id,
+            state="running" if is_running else "waiting",
+            waits_for=None if is_running else first.clock.reason(),
+            waited_ms=named(self.clock.sums_ms(now)),
+        )
 
     def note_computed(self, num_tokens: int) -> None:
         """A choice has so many tokens in the KV cache."""

@@ -129,6 +129,18 @@ class Settings(BaseSettings):
     default_tpot_ms: float = Field(
         250.0, gt=0, description="Target for each further token of the tier `default`."
     )
+    max_transfer_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Bytes of adapters that may be on their way to the device at a time; one load "
+        "always may. Default: a quarter of the memory of resident adapters.",
+    )
+    prefetch: Literal["none", "queue", "all"] = Field(
+        "queue",
+        description="Adapters that are loaded before they are needed, in memory that nobody needs "
+        "more: `queue` those of requests that will start soon, `all` also those that are likely to "
+        "be asked for again.",
+    )
     calibration_s: float = Field(
         3.0,
         ge=0,

@@ -268,6 +268,8 @@ def scheduler_config(
             "priority": Targets(settings.priority_ttft_ms, settings.priority_tpot_ms),
             "default": Targets(settings.default_ttft_ms, settings.default_tpot_ms),
         },
+        max_transfer_bytes=settings.max_transfer_bytes,
+        prefetch=settings.prefetch,
     )
 
 

@@ -66,7 +66,7 @@ def test_a_request_that_was_copied_out_and_back_goes_on_where_it_was() -> None:
     assert back.host_blocks == out.host_blocks
     # Each token was computed once, and of each request all but the last.
     assert world.runner.num_computed == 2 * (20 + NUM_TOKENS - 1)
-    assert world.scheduler.swapping.num_free_blocks == 16
+    assert world.scheduler.blocks.swapping.num_free_blocks == 16
 
 
 def test_what_is_found_in_the_prefix_cache_is_not_copied_back() -> None:
@@ -109,10 +109,10 @@ def test_the_plan_tells_which_way_was_taken_and_what_it_is_predicted_to_cost() -
 def test_a_request_that_is_aborted_while_it_is_out_gives_its_host_blocks_back() -> None:
     world = World()
     world.run_until_preempted()
-    assert world.scheduler.swapping.num_free_blocks < 16
+    assert world.scheduler.blocks.swapping.num_free_blocks < 16
     world.scheduler.abort("b", now=0.0)
     world.scheduler.check()
-    assert world.scheduler.swapping.num_free_blocks == 16
+    assert world.scheduler.blocks.swapping.num_free_blocks == 16
     world.run()
     assert world.outputs["a"] == expected()["a"]
 
@@ -139,10 +139,10 @@ def test_the_time_of_copies_is_learned() -> None:
     world.run_until_preempted()
     num_blocks = world.plans[-1].num_copied_blocks
     assert world.plans[-1].preempted[0].cost_ms == 0.0
-    world.scheduler.swapping.copied(world.plans[-1], num_blocks * 3.0)
+    world.scheduler.blocks.swapping.copied(world.plans[-1], num_blocks * 3.0)
     (request,) = [r for r in world.scheduler._requests.values() if r.host_copy is not None]
-    assert world.scheduler.swapping.return_ms(request, 0) == pytest.approx(num_blocks * 3.0)
-    assert world.scheduler.swapping.return_ms(request, num_blocks - 1) == pytest.approx(3.0)
+    assert world.scheduler.blocks.swapping.return_ms(request, 0) == pytest.approx(num_blocks * 3.0)
+    assert world.scheduler.blocks.swapping.return_ms(request, num_blocks - 1) == pytest.approx(3.0)
 
 
 def test_copies_are_charged_to_whom_they_were_for_and_are_no_part_of_a_steps_time() -> None:
@@ -152,7 +152,7 @@ def test_copies_are_charged_to_whom_they_were_for_and_are_no_part_of_a_steps_tim
     costs.observe = lambda step, ms: observed.append(ms)
     scheduler = build.scheduler(CONFIG, costs=costs)
     world = World(scheduler)
-    scheduler.swapping._tell = told.update
+    scheduler.blocks.swapping._tell = told.update
     while scheduler.has_work:
         world.step(copy_ms=2.5)
     assert told == {"b": 5.0}

@@ -47,8 +47,11 @@ class Rows(NamedTuple):
 
     def held_tokens(self) -> Floats:
         """Tokens that each has in the KV cache after the step: decodes, then chunks."""
+        of_decodes = self.start + 1.0
+        if not self.chunks:
+            return of_decodes
         of_chunks = [chunk.start + chunk.num_tokens for chunk in self.chunks]
-        return np.concatenate((self.start + 1.0, of_chunks))
+        return np.concatenate((of_decodes, of_chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,8 @@ class CostTerms:
         decodes_ms = rows.start * self.kv_token_ms
         decodes_ms += rows.rank * self.rank_ms
         decodes_ms += share_ms + self.token_ms + self.decode_ms
+        if not rows.chunks:
+            return decodes_ms
         chunks_ms = [share_ms + self._chunk_ms(chunk) for chunk in rows.chunks]
         return np.concatenate((decodes_ms, chunks_ms))
 

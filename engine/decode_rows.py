@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.cost_features import Floats
+from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.plan import SAMPLING, Decodes, Roster, no_decodes
 from loraplex.engine.request import Request
 
@@ -24,8 +25,8 @@ _NO_TARGETS = Targets()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """Those that decode in a step, in the order of the plan. The same object as long as they are the
-    same."""
+    """Those that decode in a step, in the order of the plan. The same object as long as they are
+    the same."""
 
     rows: NDArray[np.intp]
     """[n]: where they are among `DecodeRows`."""
@@ -37,8 +38,8 @@ class Selection:
     """[runs]: rows of each of the roster's adapters."""
     groups: NDArray[np.intp]
     """[runs]: numbers of these adapters, rising; 0 is the base model's."""
-    ranks: Floats
-    """[runs]: what each adds to a step; 0 for the base model."""
+    rank_parts: Floats
+    """[n]: each row's part of what its adapter adds to a step; 0 for the base model."""
     sum_rank: float
     num_adapters: int
     """Without the base model."""
@@ -52,8 +53,8 @@ class Selection:
 class DecodeRows:
     """The rows of one scheduler. What it hands out is copied: no later step writes to it.
 
-    Rows may leave at any time; they join only after a step. Invariant: a choice has a row if and only
-    if it runs and all its tokens but the newest are in the KV cache.
+    Rows may leave at any time; they join only after a step. Invariant: all tokens of a choice that
+    has a row, but the newest, are in the KV cache.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -70,7 +71,7 @@ class DecodeRows:
         self._group_of: dict[AdapterKey, int] = {}
         self._free_groups = list(range(size, 0, -1))
         self._group_sizes = np.zeros(size + 1, np.int64)
-        """Adapters of rows have numbers from 1, as small as can be: those of 16 bits sort fastest."""
+        """Adapters of rows have numbers from 1, as small as can be: 16 bits sort fastest."""
         self._yields = np.zeros(size, np.bool_)
         self._has_spec = np.zeros(size, np.bool_)
         self._num_prompt_tokens = np.zeros(size, np.int64)
@@ -140,15 +141,18 @@ class DecodeRows:
         rows = self.select(at_most, yielding=yielding).rows
         rows = rows[self._positions[rows] >= self._room[rows]]
         by_admission = rows[self._admissions[rows].argsort()]
-        return self._requests[by_admission].tolist()
+        requests: list[Request] = self._requests[by_admission].tolist()
+        return requests
 
-    def extended(self, requests: Sequence[Request]) -> None:
-        """Their block tables have grown by one block each."""
+    def grow(self, requests: Sequence[Request], pool: BlockPool) -> None:
+        """Give each another block; there must be as many."""
+        blocks = pool.grow([request.block_table for request in requests])
         rows = [request.row for request in requests]
-        columns = self._room[rows] // self._block_size
-        self._widen(int(columns.max(initial=0)) + 1)
-        self._block_tables[rows, columns] = [request.block_table[-1] for request in requests]
-        self._room[rows] += self._block_size
+        room = self._room[rows]
+        columns = room // self._block_size
+        self._widen(int(columns.max()) + 1)
+        self._block_tables[rows, columns] = blocks
+        self._room[rows] = room + self._block_size
 
     def select(self, at_most: int, *, yielding: bool) -> Selection:
         """Those that yield to all others, or those others: of too many the first admitted."""
@@ -228,7 +232,8 @@ class DecodeRows:
             assert request.block_table == table[table >= 0].tolist()
             assert self._room[row] == len(request.block_table) * self._block_size
         num_ends = sum(len(self._end_ids(request)) for request in requests)
-        assert self._ends.sum() == num_ends and self._ends.min() >= 0
+        assert self._ends.sum() == num_ends
+        assert self._ends.min(initial=0) == 0
 
     def _selection(self, rows: NDArray[np.intp]) -> Selection:
         rows = rows[self._groups[rows].argsort(kind="stable")]
@@ -255,7 +260,7 @@ class DecodeRows:
             roster=roster,
             lengths=lengths,
             groups=groups[starts].astype(np.intp),
-            ranks=ranks,
+            rank_parts=(ranks / lengths).repeat(lengths),
             sum_rank=float(ranks.sum()),
             num_adapters=int(np.count_nonzero(groups[starts])),
             specs=self._has_spec[rows].nonzero()[0].tolist(),

@@ -1,6 +1,7 @@
 """Gives choices what a step computed: their tokens, the text of these, and their ends."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.draft import Draft
@@ -66,7 +67,7 @@ class Delivery:
                 self._begin_to_decode(request)
 
     def _take(self, request: Request, token_id: int, output: StepOutput, events: Events) -> bool:
-        """Give a choice its next token, or fail its request if there is none; True if it goes on."""
+        """Give a choice its next token, or fail its request for want of one; True if it goes on."""
         failure = output.failures.get(request.key)
         if failure is not None:
             self._fail(request.submission, "not_finite", failure)
@@ -114,7 +115,7 @@ def _deliver_plain(
         request.num_computed_tokens += 1
         text = request.text
         piece = text.push(token_id, None)
-        reason = None
+        reason: Literal["stop"] | None = None
         if text.stopped:
             piece, reason = piece + text.end(), "stop"
             stopped.append(request)

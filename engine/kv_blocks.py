@@ -37,6 +37,14 @@ class BlockPool:
             self._num_holders[block] = 1
             block_table.append(block)
 
+    def grow(self, block_tables: Sequence[list[int]]) -> list[int]:
+        """Extend each table by one block in place; needs as many free blocks. Return the blocks."""
+        blocks = [self._free.pop() for _ in block_tables]
+        for block, block_table in zip(blocks, block_tables, strict=True):
+            self._num_holders[block] = 1
+            block_table.append(block)
+        return blocks
+
     def share(self, block_table: list[int], blocks: Sequence[int]) -> None:
         """Append blocks to `block_table` in place that other tables hold too."""
         for block in blocks:

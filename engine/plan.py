@@ -84,8 +84,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
 class Roster:
     """Who decodes, in the order of rows: base rows first, then grouped by adapter.
 
-    The same object as long as the same choices decode, so that what was derived from it can be kept.
-    Arrays are read-only.
+    The same object as long as the same choices decode, so that what was derived from it can be
+    kept. Arrays are read-only.
     """
 
     keys: tuple[str, ...]
@@ -205,7 +205,7 @@ class StepPlan:
         return len(self.adapters()) - 1
 
     def adapters(self) -> dict[AdapterKey | None, int]:
-        """Rows come in this order of adapters: the base model's, decodes', those of prompts alone."""
+        """Rows are in this order of adapters: base model, those of decodes, those of prompts."""
         found: dict[AdapterKey | None, int] = {None: 0}
         for adapter in self.decodes.roster.adapters:
             found.setdefault(adapter, len(found))

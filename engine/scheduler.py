@@ -11,7 +11,6 @@ from loraplex.engine.costs_port import OutputLengths, StepCosts
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.delivery import Delivery
 from loraplex.engine.draft import Draft
-from loraplex.engine.errors import RequestRefused
 from loraplex.engine.events import Events
 from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.loads import Loads
@@ -19,8 +18,8 @@ from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import Preempted, StepOutput, StepPlan
 from loraplex.engine.protocol import Explained, Sampling, Submit
-from loraplex.engine.refusals import refuse_impossible, refuse_overload
-from loraplex.engine.request import Request, Status, Submission, Text, choice_key
+from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
+from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.step_budget import bound_prefills
 from loraplex.engine.waits import Reason, WaitClock, named
 
@@ -118,7 +117,7 @@ class Scheduler:
 
         Raises RequestRefused if it could never run, EngineOverloaded if the queue is full.
         """
-        self._refuse_open(submit)
+        refuse_open(submit, self._submissions, self._requests)
         refuse_impossible(submit, self._config, adapter_bytes, self._residency.capacity_bytes)
         config, num_tokens = self._config, len(submit.prompt)
         refuse_overload(submit, config, len(self._waiting), self._num_waiting_tokens)
@@ -220,15 +219,10 @@ class Scheduler:
         if not self._requests:
             assert self._residency.num_leases == 0, "a lease outlived its request"
 
-    def _refuse_open(self, submit: Submit) -> None:
-        keys = (choice_key(submit.request_id, choice) for choice in range(submit.sampling.n))
-        if submit.request_id in self._submissions or any(key in self._requests for key in keys):
-            raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
-
     def _plan_decodes(self, draft: Draft, *, yielding: bool) -> None:
         lacking = self._decoding.without_room(draft.budget, yielding=yielding)
-        if len(lacking) <= self._pool.num_free:
-            self._extend(lacking)
+        if lacking and len(lacking) <= self._pool.num_free:
+            self._decoding.grow(lacking, self._pool)
         else:
             for request in lacking:
                 if request.status is Status.RUNNING:
@@ -245,14 +239,7 @@ class Scheduler:
             self._preempt(victim, request, draft)
             if victim is request:
                 return
-        self._extend([request])
-
-    def _extend(self, requests: list[Request]) -> None:
-        """Extend their block tables by the block that the next token of each needs."""
-        for request in requests:
-            self._pool.extend(request.block_table, request.num_tokens)
-        if requests:
-            self._decoding.extended(requests)
+        self._decoding.grow([request], self._pool)
 
     def _plan_prefills(self, draft: Draft, *, yielding: bool) -> None:
         for request in self._prefilling.values():

@@ -11,7 +11,6 @@ from loraplex.engine.cost_features import Row, Rows, StepFeatures
 from loraplex.engine.errors import CostModelInvalid
 
 
-
 def all_of(rows: list[Row]) -> Rows:
     """Decodes as arrays, and others; of a list that has decodes first."""
     decodes = [row for row in rows if row.is_decode]

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from loraplex.adapters.residency import State
 from loraplex.engine.request import Request
+from loraplex.engine.waits import Reason
 
 
 class Blocked(Enum):
@@ -17,6 +18,15 @@ class Blocked(Enum):
     KV_BLOCKS = "there are too few KV blocks"
     SLOTS = "as many requests run as may"
     STEP = "the step is full"
+
+
+REASONS: Mapping[Blocked, Reason] = {
+    Blocked.SLOTS: "slot",
+    Blocked.KV_BLOCKS: "kv",
+    Blocked.ADAPTER_MEMORY: "adapter_memory",
+    Blocked.STEP: "step",
+}
+"""How that is told of those that wait; who waits for a load has a clock that says so."""
 
 
 class AdmissionView(Protocol):

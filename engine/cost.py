@@ -19,7 +19,13 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from loraplex.engine.cost_errors import DriftAlarm, ErrorPercentiles, ErrorWindow
+from loraplex.engine.cost_errors import (
+    Choice,
+    DriftAlarm,
+    ErrorPercentiles,
+    ErrorWindow,
+    Hindsight,
+)
 from loraplex.engine.cost_features import (
     EDGES,
     NUM_FEATURES,
@@ -97,6 +103,7 @@ class CostModel:
         self._factors: Floats = np.ones(_NUM_BUCKETS)
         self._alarm = DriftAlarm()
         self._errors = ErrorWindow()
+        self._hindsight = Hindsight(self.predict_chunks_ms)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -112,6 +119,14 @@ class CostModel:
     def errors(self, newest: int = 512) -> ErrorPercentiles:
         """Relative errors of predictions made before their steps were learned."""
         return self._errors.percentiles(newest)
+
+    def regrets(self) -> ErrorPercentiles:
+        """What choices of sizes lost, as far as it knows now; see `Hindsight`."""
+        return self._hindsight.percentiles()
+
+    def note_choice(self, choice: Choice) -> None:
+        """Judge a choice once more has been learned."""
+        self._hindsight.note(choice, self.num_steps)
 
     def predict_ms(self, step: StepFeatures) -> float:
         """Time of one step in ms, never negative."""
@@ -169,7 +184,7 @@ class CostModel:
         prefill_ms = fixed_ms + prefill * (terms.token_ms + attended_ms)
         read_ms = terms.kv_token_ms * (prompt_tokens + output_tokens / 2)
         decode_ms = fixed_ms + terms.token_ms + terms.decode_ms + read_ms
-        return prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes
+        return max(0.0, prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes)
 
     def shares(self, rows: Rows, step_ms: float) -> Floats:
         """Divide a step's time among its chunks; shape (rows,), in ms, with sum `step_ms`.
@@ -216,11 +231,11 @@ class CostModel:
         """
         try:
             saved = msgspec.json.decode(data, type=_Saved)
-        except msgspec.DecodeError as error:
+            gram, moment = np.array(saved.gram, float), np.array(saved.moment, float)
+            left_over = np.array([saved.left_over, saved.left_over_weight], float)
+        except (msgspec.DecodeError, ValueError) as error:
             raise CostModelInvalid(f"this is no saved cost model: {error}") from error
         model = cls(Subject(saved.model, saved.device))
-        gram, moment = np.array(saved.gram, float), np.array(saved.moment, float)
-        left_over = np.array([saved.left_over, saved.left_over_weight], float)
         if (
             (saved.format, saved.edges) != (1, EDGES)
             or (gram.shape, moment.shape) != (model._gram.shape, model._moment.shape)
@@ -232,9 +247,21 @@ class CostModel:
         model._gram, model._moment = gram, moment
         model._left_over, model._left_over_weight = left_over
         model._error_variance, model.num_steps = saved.error_variance, saved.num_steps
-        model._mean_chunks = saved.mean_chunks
-        model._refit()
+        model._mean_chunks = max(1.0, saved.mean_chunks)
+        try:
+            with np.errstate(over="raise", invalid="raise", divide="raise"):
+                model._refit()
+        except (np.linalg.LinAlgError, FloatingPointError) as error:
+            raise CostModelInvalid(f"its numbers are no cost model's: {error}") from error
+        if not model._is_finite():
+            raise CostModelInvalid("its numbers are no cost model's: they predict no time")
         return model
+
+    def _is_finite(self) -> bool:
+        """True if it predicts a time for whatever has a number of tokens."""
+        least = np.min(self._left_over_weight)
+        longest = self.predict_ms(StepFeatures(4096, 64, 4032, 4032.0**2, 4e7, 10**6, 1e3, 64, 0))
+        return bool(least >= 0 and np.isfinite(self._factors).all() and 0 <= longest < _LONGEST_MS)
 
     def _learn(self, relative: Floats, fit_error: float) -> None:
         """Add one equation `relative · weights = 1`."""

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.cost_errors import Choice
 from loraplex.engine.cost_features import Floats, Rows, StepFeatures
 
 
@@ -31,6 +32,10 @@ class StepCosts(Protocol):
 
     def observe(self, step: StepFeatures, ms: float) -> None:
         """Learn from a step that took `ms`."""
+        ...
+
+    def note_choice(self, choice: Choice, /) -> None:
+        """A size was chosen by its predictions, so that what that lost can be told later."""
         ...
 
     def request_ms(

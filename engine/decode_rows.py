@@ -25,8 +25,8 @@ _NO_TARGETS = Targets()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """Those that decode in a step, in the order of the plan. The same object as long as they are
-    the same."""
+    """Those that decode in a step, in the order of the plan. The same object as long as they
+    are the same."""
 
     rows: NDArray[np.intp]
     """[n]: where they are among `DecodeRows`."""
@@ -53,8 +53,8 @@ class Selection:
 class DecodeRows:
     """The rows of one scheduler. What it hands out is copied: no later step writes to it.
 
-    Rows may leave at any time; they join only after a step. Invariant: all tokens of a choice that
-    has a row, but the newest, are in the KV cache.
+    Rows may leave at any time; they join only after a step. Invariant: a choice has a row if and
+    only if it runs and all its tokens but the newest are in the KV cache.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -233,7 +233,7 @@ class DecodeRows:
             assert self._room[row] == len(request.block_table) * self._block_size
         num_ends = sum(len(self._end_ids(request)) for request in requests)
         assert self._ends.sum() == num_ends
-        assert self._ends.min(initial=0) == 0
+        assert self._ends.min() >= 0
 
     def _selection(self, rows: NDArray[np.intp]) -> Selection:
         rows = rows[self._groups[rows].argsort(kind="stable")]

@@ -67,7 +67,7 @@ class Delivery:
                 self._begin_to_decode(request)
 
     def _take(self, request: Request, token_id: int, output: StepOutput, events: Events) -> bool:
-        """Give a choice its next token, or fail its request for want of one; True if it goes on."""
+        """Give a choice its next token, or fail its request without one; True if it goes on."""
         failure = output.failures.get(request.key)
         if failure is not None:
             self._fail(request.submission, "not_finite", failure)

@@ -41,9 +41,10 @@ class FairQueue:
     whose adapter is there already, then the one whose first token is due first.
 
     Who needs a load is charged when the load starts, is *committed* from then on, and runs before
-    all others when its adapter has come. A tenant whose turn it is, but for whose first request
-    there is too little memory, holds a *reservation*: nobody's deficit grows, no load starts, and
-    what runs before it must end before it can start, by prediction, and a bounded number of times.
+    all others when its adapter has come; so does who was pushed out by another tenant. A tenant
+    whose turn it is, but for whose first request there is too little memory, holds a *reservation*:
+    nobody's deficit grows, no load starts, and what runs before it must end before it can start, by
+    prediction, and a bounded number of times.
     """
 
     def __init__(self, settings: FairSettings) -> None:
@@ -98,7 +99,13 @@ class FairQueue:
         self._joined(request, queue)
 
     def put_back(self, request: Request) -> None:
-        """Take a request that lost its KV blocks."""
+        """Take a request that lost its KV blocks. One that another tenant has paid to push out has
+        kept its charge, and runs on before all others."""
+        if self._share.is_open(request.key):
+            self._share.resume(request.key)
+            self._committed[request.key] = request
+            self._committed.move_to_end(request.key, last=False)
+            return
         queue = self._queue_of(request)
         queue.put_back(request)
         self._joined(request, queue)
@@ -161,8 +168,10 @@ class FairQueue:
 
     def ended(self, request: Request) -> None:
         """An admitted request ended or lost its KV blocks."""
-        self._close(request)
-        if request.status is Status.FINISHED:
+        is_finished = request.status is Status.FINISHED
+        if is_finished or not self._share.is_prepaid(request.key):
+            self._close(request)
+        if is_finished:
             self._share.forget(request.key)
 
     def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:
@@ -198,7 +207,10 @@ class FairQueue:
     def _before_all(self, view: AdmissionView) -> Iterator[Request]:
         """Requests that were charged or held a reservation before this step."""
         for request in list(self._committed.values()):
-            if view.adapter_state(request) is not State.LOADING:
+            state = view.adapter_state(request)
+            if state is State.ABSENT and self._share.is_resumed(request.key):
+                self._uncommit(request)  # a charge covers one load of its adapter
+            elif state is not State.LOADING:
                 yield request
         if self._reserved is None:
             return
@@ -207,7 +219,10 @@ class FairQueue:
         if not may_go or not self._share.is_eligible(tenant):
             # Its tenant's oldest must wait no longer, or it has used more than was predicted.
             self._unreserve(self._reserved)
-        elif view.adapter_state(self._reserved) is not State.LOADING:
+        elif (
+            self._share.num_open < self._settings.max_open
+            and view.adapter_state(self._reserved) is not State.LOADING
+        ):
             yield self._reserved
 
     def _in_turn(self, view: AdmissionView) -> Iterator[Request]:
@@ -299,6 +314,12 @@ class FairQueue:
         used_ms = self._share.close(request.key)
         if request.submission.submit.program:
             self._attain(request, used_ms - self._expected_ms.pop(request.key))
+
+    def _uncommit(self, request: Request) -> None:
+        """It waits for its tenant's turn again, before the tenant's others."""
+        del self._committed[request.key]
+        self._close(request)
+        self.put_back(request)
 
     def _attain(self, request: Request, ms: float) -> None:
         key = _tenant(request), request.submission.submit.program

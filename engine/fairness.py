@@ -56,6 +56,7 @@ class _Charge:
     used_ms: float = 0.0
     caused_ms: float = 0.0
     """What it made others compute again."""
+    is_resumed: bool = False
 
 
 def _note_nothing(tenant: str, eligible: bool) -> None:
@@ -236,6 +237,20 @@ class FairShare:
         self._prepaid_ms[key] = self._prepaid_ms.get(key, 0.0) + cost_ms
         self._add(charge.tenant, -cost_ms)
         return True
+
+    def is_prepaid(self, key: str) -> bool:
+        """True if another has just paid for work that a request with a charge must do again."""
+        return key in self._prepaid_ms
+
+    def resume(self, key: str) -> None:
+        """A request goes on under its charge, and first uses up what others have paid for it."""
+        charge = self._charges[key]
+        charge.prepaid_ms += self._prepaid_ms.pop(key, 0.0)
+        charge.is_resumed = True
+
+    def is_resumed(self, key: str) -> bool:
+        """True if its request was pushed out since it was charged."""
+        return self._charges[key].is_resumed
 
     def forget(self, key: str) -> None:
         """A request has ended for good."""

@@ -9,7 +9,7 @@ from loraplex.engine.draft import Draft
 from loraplex.engine.request import Request
 
 MAX_ALIKE = 16
-"""Steps of the same requests that are divided as one, and steps until what was used is told."""
+"""Steps of the same requests that are divided as one, and until those that decode are told."""
 
 
 class Meter:
@@ -23,8 +23,7 @@ class Meter:
     def __init__(
         self, costs: StepCosts, tell: Callable[[Mapping[str, float]], None], num_rows: int
     ) -> None:
-        """`tell` is given parts of the time, in ms, by `Request.key`; of `DecodeRows` there are
-        `num_rows`."""
+        """`tell` is given parts of the time, ms by `Request.key`; `num_rows` of `DecodeRows`."""
         self._costs = costs
         self._tell = tell
         self._draft: Draft | None = None

@@ -205,7 +205,7 @@ class StepPlan:
         return len(self.adapters()) - 1
 
     def adapters(self) -> dict[AdapterKey | None, int]:
-        """Rows are in this order of adapters: base model, those of decodes, those of prompts."""
+        """In the order of rows: the base model, those of decodes, those of prompts alone."""
         found: dict[AdapterKey | None, int] = {None: 0}
         for adapter in self.decodes.roster.adapters:
             found.setdefault(adapter, len(found))

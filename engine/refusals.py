@@ -9,10 +9,10 @@ from loraplex.engine.protocol import Submit
 from loraplex.engine.request import choice_key
 
 
-def refuse_open(submit: Submit, request_ids: Container[str], keys: Container[str]) -> None:
-    """Raise RequestRefused if the id is taken, or could be taken for that of an open choice."""
-    own = (choice_key(submit.request_id, choice) for choice in range(submit.sampling.n))
-    if submit.request_id in request_ids or any(key in keys for key in own):
+def refuse_open(submit: Submit, submissions: Container[str], choices: Container[str]) -> None:
+    """Raise RequestRefused if the request, or one that has the name of a choice of it, is open."""
+    keys = (choice_key(submit.request_id, choice) for choice in range(submit.sampling.n))
+    if submit.request_id in submissions or any(key in choices for key in keys):
         raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
 
 

@@ -75,9 +75,21 @@ class ModelRunner:
         ]
 
     @property
+    def model(self) -> LoadedModel:
+        """The base model that it computes."""
+        return self._model
+
+    @property
     def shapes(self) -> BaseShapes:
         """What an adapter can be attached to."""
         return self._model.shapes
+
+    @property
+    def kernels(self) -> str:
+        """Which code computes adapters here; step times depend on it."""
+        if self._layout.device.type != "cpu":
+            return "adapters by triton"
+        return "adapters by torch" if self._layout.cpu_lora is None else "adapters by compiled code"
 
     def locate(self, weights: AdapterWeights) -> AdapterWeights:
         """Prepare weights that have just been loaded for compiled kernels; torch needs nothing."""

@@ -1,10 +1,10 @@
 """Who runs in the next step, and what follows from what ran. Pure Python; time is an argument."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import AdmissionPolicy, Blocked
+from loraplex.engine.admission import REASONS, AdmissionPolicy, Blocked
 from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
@@ -20,15 +20,8 @@ from loraplex.engine.plan import Preempted, StepOutput, StepPlan
 from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
-from loraplex.engine.step_budget import bound_prefills
+from loraplex.engine.step_budget import StepBudget
 from loraplex.engine.waits import Reason, WaitClock, named
-
-_REASONS: Mapping[Blocked, Reason] = {
-    Blocked.SLOTS: "slot",
-    Blocked.KV_BLOCKS: "kv",
-    Blocked.ADAPTER_MEMORY: "adapter_memory",
-    Blocked.STEP: "step",
-}
 
 
 class Scheduler:
@@ -77,8 +70,8 @@ class Scheduler:
         self._delivery = Delivery(self._decoding, self._finish, self._fail, self._begin_to_decode)
         self._prefilling: dict[str, Request] = {}
         """Those that run and have no row, in order of admission."""
-        self._costs = costs
         self._lengths = lengths
+        self._step_budget = StepBudget(costs, config)
         self._loads = Loads(residency)
         self._outlook = Outlook(config, self._pool, residency, costs, lengths)
         self._meter = Meter(costs, policy.measured, config.max_running)
@@ -185,7 +178,9 @@ class Scheduler:
         self._plan_decodes(draft, yielding=False)
         may_start = self._may_admit and self.num_running < self._config.max_running
         if may_start or self._prefilling:
-            bound_prefills(draft, self._costs, self._config, self._loads.bytes_in_flight, now)
+            demand = sum(r.num_tokens_to_compute for r in self._prefilling.values())
+            demand += self._num_waiting_tokens if may_start else 0
+            self._step_budget.bound(draft, demand, self._loads.bytes_in_flight, now)
         self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
         self._plan_yielding(draft)
@@ -284,7 +279,7 @@ class Scheduler:
             return None
         if refusal is Blocked.STEP and draft.is_bounded:
             return "deadline"
-        return "slot" if refusal is None else _REASONS.get(refusal)
+        return "slot" if refusal is None else REASONS.get(refusal)
 
     def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
         """Start a request, or its load, or tell the policy why it cannot be."""

@@ -124,6 +124,13 @@ class Settings(BaseSettings):
     default_tpot_ms: float = Field(
         250.0, gt=0, description="Target for each further token of the tier `default`."
     )
+    calibration_s: float = Field(
+        3.0,
+        ge=0,
+        le=600,
+        description="Longest time in which a worker learns how long steps take before it serves "
+        "for the first time with a model on a machine; 0 lets it learn from traffic alone.",
+    )
     default_max_tokens: int = Field(
         1024, ge=1, description="Output cap of a request that names none; never above the context."
     )
@@ -206,6 +213,11 @@ class Settings(BaseSettings):
     def kernels_dir(self) -> Path:
         """Folder of what was compiled for this machine; it may be removed at any time."""
         return self.data_dir / "kernels"
+
+    @property
+    def costs_dir(self) -> Path:
+        """Folder of what was learned about step times; it may be removed at any time."""
+        return self.data_dir / "costs"
 
     @property
     def base_record_path(self) -> Path:

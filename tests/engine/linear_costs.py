@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.cost_errors import Choice
 from loraplex.engine.cost_features import Floats, Rows, StepFeatures
 
 
@@ -30,6 +31,9 @@ class LinearCosts:
 
     def observe(self, step: StepFeatures, ms: float) -> None:
         self.num_steps += 1
+
+    def note_choice(self, choice: Choice) -> None:
+        pass
 
     def request_ms(
         self,

@@ -185,6 +185,21 @@ def test_the_cost_of_pushing_out_is_paid_by_who_pushes_up_to_a_cap() -> None:
         world.drain()
 
 
+def test_who_is_pushed_out_by_another_tenant_runs_on_before_all_who_wait() -> None:
+    settings = replace(SETTINGS, max_open=3, overdraft_ms=100.0)
+    world = World(settings, num_blocks=12, max_step_tokens=48, costs=LinearCosts(load_ms=0.0))
+    world.add("a", num_prompt_tokens=12, num_output_tokens=8)
+    b = world.add("b", num_prompt_tokens=36, num_output_tokens=8)
+    step(world)
+    assert [pushed.request_id for pushed in step(world).preempted] == [b]
+    assert world.policy.main.share.num_open == 2, "its charge was closed"
+    world.lengths.num_tokens = 28.0  # too long to fill the gap
+    for tenant in "abc":
+        world.add(tenant, num_prompt_tokens=20, num_output_tokens=28)
+    assert order(world)[0] == b
+    world.drain()
+
+
 def test_a_load_of_one_tenant_holds_up_no_other() -> None:
     world = World(costs=LinearCosts(load_ms=50.0))
     world.add("z", num_output_tokens=30)

@@ -1,8 +1,9 @@
 """In which order waiting requests are offered to the scheduler."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import takewhile
 from typing import Protocol
 
 from loraplex.adapters.residency import State
@@ -14,30 +15,46 @@ class Blocked(Enum):
     """Why a candidate could not start now."""
 
     LOADING = "its adapter is on its way; the load has just been started for it, or was under way"
+    TRANSFERS = "as many bytes of adapters are on their way as may"
     ADAPTER_MEMORY = "there is no memory for its adapter"
     KV_BLOCKS = "there are too few KV blocks"
     SLOTS = "as many requests run as may"
     STEP = "the step is full"
 
 
-REASONS: Mapping[Blocked, Reason] = {
+WAITS_FOR_COPIES = frozenset({Blocked.LOADING, Blocked.TRANSFERS})
+"""What is over by itself, whoever runs meanwhile."""
+_REASONS: Mapping[Blocked, Reason] = {
     Blocked.SLOTS: "slot",
     Blocked.KV_BLOCKS: "kv",
     Blocked.ADAPTER_MEMORY: "adapter_memory",
     Blocked.STEP: "step",
+    Blocked.TRANSFERS: "load",
 }
-"""How that is told of those that wait; who waits for a load has a clock that says so."""
+
+
+def waits_for(refusal: Blocked | None, *, is_bounded: bool) -> Reason | None:
+    """What keeps those from starting that are not said to wait for a load or their share, if the
+    last candidate was refused so; `is_bounded` if a deadline took some of the step."""
+    if refusal is Blocked.STEP and is_bounded:
+        return "deadline"
+    return "slot" if refusal is None else _REASONS.get(refusal)
 
 
 class AdmissionView(Protocol):
     """What a policy may ask of the scheduler; nothing changes by asking. Times in ms."""
 
     def adapter_state(self, request: Request) -> State:
-        """Where its adapter is; RESIDENT for the base model."""
+        """Where its adapter is; RESIDENT for the base model, ABSENT while it is prefetched and no
+        request has needed it yet."""
         ...
 
     def fits(self, request: Request) -> bool:
         """True if there are KV blocks for it now."""
+        ...
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of it that need not be computed."""
         ...
 
     def predicted_ms(self, request: Request) -> float:
@@ -45,7 +62,8 @@ class AdmissionView(Protocol):
         ...
 
     def load_ms(self, request: Request) -> float:
-        """The load's part of that; 0 where none is needed."""
+        """The load's part of that; 0 where none is needed, or another has paid for it. The first
+        to use what was prefetched pays for it."""
         ...
 
     def predicted_run_ms(self, request: Request) -> float:
@@ -73,6 +91,11 @@ class AdmissionPolicy(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:
+        """Waiting requests that will likely start before one that has just arrived and is not there
+        yet, or before one of them; `cost_ms` tells what each costs the machine."""
+        ...
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
         """Waiting requests in the order in which to try them.
@@ -107,6 +130,10 @@ class AdmissionPolicy(Protocol):
         """True if it runs only on what no other can use, and gives it back when one can."""
         ...
 
+    def upcoming(self) -> Iterator[Request]:
+        """Some of those that wait, the likeliest to be admitted next first; nothing changes."""
+        ...
+
 
 class FirstComeFirstServed:
     """Order of arrival, whoever sent them; a preempted request goes before all others.
@@ -135,6 +162,10 @@ class FirstComeFirstServed:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:  # noqa: ARG002  of the protocol
+        """All that came before it."""
+        return takewhile(lambda other: other is not request, self._waiting.values())
+
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """All waiting requests, first come first, up to one that waits for memory."""
         self._goes_on = True
@@ -149,7 +180,7 @@ class FirstComeFirstServed:
 
     def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002  of the protocol
         """Go on behind a load, and behind nothing else."""
-        self._goes_on = by is Blocked.LOADING
+        self._goes_on = by in WAITS_FOR_COPIES
 
     def measured(self, shares_ms: Mapping[str, float]) -> None:
         """Time is nothing to it; nor are the next."""
@@ -164,3 +195,7 @@ class FirstComeFirstServed:
     def yields(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
         """Nobody does."""
         return False
+
+    def upcoming(self) -> Iterator[Request]:
+        """In their order."""
+        yield from self._waiting.values()

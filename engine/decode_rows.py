@@ -154,6 +154,10 @@ class DecodeRows:
         self._block_tables[rows, columns] = blocks
         self._room[rows] = room + self._block_size
 
+    def replaced(self, request: Request) -> None:
+        """Its block table has other blocks."""
+        self._block_tables[request.row, : len(request.block_table)] = request.block_table
+
     def select(self, at_most: int, *, yielding: bool) -> Selection:
         """Those that yield to all others, or those others: of too many the first admitted."""
         found = self._selections.get(yielding)

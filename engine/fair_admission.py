@@ -1,6 +1,6 @@
 """Fair shares of the machine for tenants, with adapters in mind: the policy of a worker."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from loraplex.engine.admission import AdmissionView, Blocked
 from loraplex.engine.fair_queue import FairQueue, FairSettings
@@ -44,6 +44,12 @@ class FairAdmission:
         """Forget a request that ended while it waited."""
         self._queue(request).remove(request)
 
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterator[Request]:
+        """See `FairQueue.ahead`; `flex` comes after all others."""
+        if self.yields(request):
+            yield from self._main.requests()
+        yield from self._queue(request).ahead(request, cost_ms)
+
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
         """See `AdmissionPolicy.candidates`."""
         yield from self._main.candidates(now, view)
@@ -76,6 +82,10 @@ class FairAdmission:
     def yields(self, request: Request) -> bool:
         """True for the tier `flex`."""
         return request.submission.submit.service_tier == "flex"
+
+    def upcoming(self) -> Iterator[Request]:
+        """Of the main tiers: the memory that a prefetch takes is nobody's for `flex` to keep."""
+        yield from self._main.upcoming()
 
     def check(self) -> None:
         """Assert the conservation laws; holds between any two calls."""

@@ -1,7 +1,8 @@
 """The waiting requests of one tenant, and which of them goes first."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, takewhile
 
 from loraplex.adapters.residency import State
 from loraplex.engine.request import Request
@@ -47,6 +48,18 @@ class TenantQueue:
     def requests(self) -> list[Request]:
         """All of them, oldest first."""
         return [*self._preempted.values(), *self._by_age.values()]
+
+    def oldest(self, at_most: int) -> Iterator[Request]:
+        """So many of them, oldest first."""
+        return islice(chain(self._preempted.values(), self._by_age.values()), at_most)
+
+    def before(self, request: Request) -> Iterator[Request]:
+        """Those that are likely to go before one of them, or before one that comes now."""
+        tier = request.submission.submit.service_tier
+        for other in takewhile(lambda other: other is not request, self.requests()):
+            is_passed = tier == "priority" != other.submission.submit.service_tier
+            if other.key in self._preempted or not is_passed:
+                yield other
 
     def add(self, request: Request) -> None:
         """Take a request that has just arrived."""

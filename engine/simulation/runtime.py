@@ -1,6 +1,6 @@
 """A runtime's own habits around a policy, whatever the policy."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from loraplex.engine.admission import AdmissionPolicy, AdmissionView, Blocked
 from loraplex.engine.request import Request
@@ -41,6 +41,10 @@ class Runtime:
         """Pass on."""
         self._policy.remove(request)
 
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:
+        """Pass on."""
+        return self._policy.ahead(request, cost_ms)
+
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
         """The policy's, if it is time."""
         if not self._num_running or self._steps_since >= self._num_steps:
@@ -73,3 +77,7 @@ class Runtime:
     def yields(self, request: Request) -> bool:
         """Pass on."""
         return self._policy.yields(request)
+
+    def upcoming(self) -> Iterator[Request]:
+        """Pass on."""
+        return self._policy.upcoming()

@@ -1,7 +1,7 @@
 """Chameleon's queues by size (https://arxiv.org/abs/2411.17741): fair to sizes, not to tenants."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,10 @@ class SizeQueues:
         del self._queue(request)[request.key]
         del self._sizes[request.key]
 
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:  # noqa: ARG002  of the protocol
+        """Nobody asks: none of its requests has a deadline."""
+        return ()
+
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """Up to each queue's quota, then what is left."""
         wait_ms = float("inf")
@@ -110,6 +114,11 @@ class SizeQueues:
     def yields(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
         """Nobody does."""
         return False
+
+    def upcoming(self) -> Iterator[Request]:
+        """Small sizes before large."""
+        for queue in self._queues:
+            yield from queue.values()
 
     def _size(self, request: Request, now: float) -> _Size:
         sampling = request.submission.sampling

@@ -209,6 +209,11 @@ class Request:
         )
 
     @property
+    def tenant(self) -> str:
+        """Who sent it."""
+        return self.submission.submit.tenant
+
+    @property
     def num_queued_tokens(self) -> int:
         """Prompt tokens that it adds to the queue while it waits; its first choice has them all."""
         return 0 if self.choice else self.num_prompt_tokens

@@ -31,7 +31,7 @@ from loraplex.engine.cost import CostModel
 from loraplex.engine.cost_metrics import CostCollector
 from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.frames import Address, Security
 from loraplex.engine.gguf_model import convert_gguf
 from loraplex.engine.lengths import OutputLengths
@@ -54,6 +54,9 @@ from loraplex.platform.stream import stream_address
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
 
 _log = logging.getLogger(__name__)
+
+_DRAIN_QUANTA = 8.0
+"""Quanta for which a change of adapters is put off at most while others run on those in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +305,7 @@ def admission_policy(settings: Settings) -> AdmissionPolicy:
             overdraft_ms=settings.overdraft_ms,
             max_skips=settings.max_skips,
             max_open=settings.max_running,
+            max_drain_ms=_DRAIN_QUANTA * settings.quantum_ms,
         )
     )
 

@@ -109,7 +109,7 @@ class CostModel:
     @property
     def error(self) -> float:
         """Standard deviation of the relative errors of its fit, of late."""
-        return self._error_variance**0.5
+        return float(self._error_variance**0.5)
 
     @property
     def edges(self) -> tuple[int, ...]:

@@ -194,7 +194,7 @@ class CostModel:
         prefill_ms = fixed_ms + terms.prompts_ms / others + prefill * (terms.token_ms + attended_ms)
         read_ms = terms.kv_token_ms * (prompt_tokens + output_tokens / 2)
         decode_ms = fixed_ms + terms.token_ms + terms.decode_ms + read_ms
-        return prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes
+        return max(0.0, prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes)
 
     def shares(self, rows: Rows, step_ms: float) -> Floats:
         """Divide a step's time among its chunks; shape (rows,), in ms, with sum `step_ms`.

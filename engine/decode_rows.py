@@ -140,7 +140,8 @@ class DecodeRows:
         rows = self.select(at_most, yielding=yielding).rows
         rows = rows[self._positions[rows] >= self._room[rows]]
         by_admission = rows[self._admissions[rows].argsort()]
-        return self._requests[by_admission].tolist()
+        requests: list[Request] = self._requests[by_admission].tolist()
+        return requests
 
     def extended(self, requests: Sequence[Request]) -> None:
         """Their block tables have grown by one block each."""
@@ -149,6 +150,10 @@ class DecodeRows:
         self._widen(int(columns.max(initial=0)) + 1)
         self._block_tables[rows, columns] = [request.block_table[-1] for request in requests]
         self._room[rows] += self._block_size
+
+    def replaced(self, request: Request) -> None:
+        """Its block table has other blocks."""
+        self._block_tables[request.row, : len(request.block_table)] = request.block_table
 
     def select(self, at_most: int, *, yielding: bool) -> Selection:
         """Those that yield to all others, or those others: of too many the first admitted."""

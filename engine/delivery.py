@@ -1,6 +1,7 @@
 """Gives choices what a step computed: their tokens, the text of these, and their ends."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.draft import Draft
@@ -8,6 +9,7 @@ from loraplex.engine.events import Events
 from loraplex.engine.plan import Logprobs, StepOutput
 from loraplex.engine.protocol import Tokens
 from loraplex.engine.request import Piece, Request, Status, Submission
+from loraplex.engine.request_blocks import RequestBlocks
 
 _NOTHING = Piece()
 
@@ -20,15 +22,18 @@ class Delivery:
         self,
         decoding: DecodeRows,
         finish: Callable[[Request], None],
-        fail: Callable[[Submission, str, str], None],
+        fail: Callable[[Submission, str], None],
         begin_to_decode: Callable[[Request], None],
+        blocks: RequestBlocks,
     ) -> None:
-        """`finish` ends a choice, `fail` a request with all its choices; `begin_to_decode` is told
-        of choices that have got the first token after their prompt."""
+        """`finish` ends a choice, `fail` a request with all its choices, for numbers that are not
+        finite; `begin_to_decode` is told of choices that have got the first token after their
+        prompt."""
         self._decoding = decoding
         self._finish = finish
         self._fail = fail
         self._begin_to_decode = begin_to_decode
+        self._blocks = blocks
 
     def deliver(self, draft: Draft, output: StepOutput, events: Events) -> None:
         """Advance those of whom something was computed; add what is to be told to `events`."""
@@ -62,6 +67,7 @@ class Delivery:
                 continue  # another of its choices has failed
             request.num_computed_tokens += len(chunk.token_ids)
             request.submission.note_computed(request.num_computed_tokens)
+            self._blocks.enter(request)
             if token_id is not None and self._take(request, token_id, output, events):
                 self._begin_to_decode(request)
 
@@ -69,7 +75,7 @@ class Delivery:
         """Give a choice its next token, or fail its request without one; True if it goes on."""
         failure = output.failures.get(request.key)
         if failure is not None:
-            self._fail(request.submission, "not_finite", failure)
+            self._fail(request.submission, failure)
             return False
         if _deliver_one(request, token_id, output.logprobs.get(request.key), events):
             self._finish(request)
@@ -114,7 +120,7 @@ def _deliver_plain(
         request.num_computed_tokens += 1
         text = request.text
         piece = text.push(token_id, None)
-        reason = None
+        reason: Literal["stop"] | None = None
         if text.stopped:
             piece, reason = piece + text.end(), "stop"
             stopped.append(request)

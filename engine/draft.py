@@ -22,6 +22,8 @@ class Draft:
         self.has_yielding = False
         """True once those that yield have got what the others left."""
         self.loads: list[AdapterKey] = []
+        self.prefetches: list[AdapterKey] = []
+        self.claims: list[AdapterKey] = []
         self.evictions: list[AdapterKey] = []
         self.preempted: list[Preempted] = []
         self._decoding = decoding
@@ -127,6 +129,8 @@ class Draft:
             loads=tuple(self.loads),
             evictions=tuple(self.evictions),
             preempted=tuple(self.preempted),
+            prefetches=tuple(self.prefetches),
+            claims=tuple(self.claims),
             decodes=self.decodes,
         )
 

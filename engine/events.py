@@ -16,7 +16,7 @@ from loraplex.engine.protocol import (
     Tokens,
     Usage,
 )
-from loraplex.engine.request import Piece, Request, Status, Submission
+from loraplex.engine.request import Piece, Request, Submission
 from loraplex.engine.waits import named
 
 
@@ -140,15 +140,3 @@ def _told(error: RequestRefused | EngineOverloaded) -> tuple[RejectionCode, str,
         return "refused", error.field, None
     is_late = isinstance(error, DeadlineUnreachable)
     return "late" if is_late else "overloaded", "", error.retry_after_s
-
-
-def explained(submission: Submission, now: float) -> Explained:
-    """How an open request stands, by the first of its choices that has not ended."""
-    first = submission.open[0]
-    is_running = first.status is Status.RUNNING
-    return Explained(
-        request_id=submission.request_id,
-        state="running" if is_running else "waiting",
-        waits_for=None if is_running else first.clock.reason(),
-        waited_ms=named(submission.clock.sums_ms(now)),
-    )

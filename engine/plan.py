@@ -178,11 +178,15 @@ class StepPlan:
     loads: tuple[AdapterKey, ...] = ()
     """Adapters whose transfer starts in this step."""
     evictions: tuple[AdapterKey, ...] = ()
-    """Adapters whose memory is given up before the loads start."""
+    """Adapters whose memory is given up before the loads start, prefetches on their way too."""
     preempted: tuple[Preempted, ...] = ()
     """Choices that made room."""
     decodes: Decodes = field(default_factory=no_decodes)
     """Choices that compute one token each."""
+    prefetches: tuple[AdapterKey, ...] = ()
+    """Adapters whose transfer starts although no request needs them yet."""
+    claims: tuple[AdapterKey, ...] = ()
+    """Adapters on their way as prefetches, which a request needs from this step on."""
 
     @property
     def num_requests(self) -> int:

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import Logprobs, Penalties, SampleSpec
-from loraplex.engine.protocol import Sampling, Submit, TokenLogprob, Usage
+from loraplex.engine.protocol import Explained, Sampling, Submit, TokenLogprob, Usage
 from loraplex.engine.seeds import choice_seed
-from loraplex.engine.waits import Reason, WaitClock
+from loraplex.engine.waits import Reason, WaitClock, named
 
 _MIB = 1 << 20
 
@@ -74,6 +74,8 @@ class Submission:
     num_prompt_computed: int = 0
     """Prompt tokens that were ever in the KV cache: of the choice that came furthest, whatever
     preemptions took from it."""
+    num_prompt_found: int = 0
+    """Prompt tokens that were cached when its first choice began."""
     was_cut: bool = False
     """True once a choice ended at its cap on tokens."""
     prompt_ids: tuple[int, ...] = ()
@@ -91,6 +93,12 @@ class Submission:
         return self.submit.request_id
 
     @property
+    def adapter(self) -> AdapterKey | None:
+        """Its adapter, which is a tenant's own; None for the base model."""
+        submit = self.submit
+        return None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
+
+    @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
         return self.submit.sampling
@@ -100,18 +108,30 @@ class Submission:
         """What its adapter adds to a step, in the cost model's sense: its MiB; 0 for the base."""
         return self.adapter_bytes / _MIB
 
+    def explain(self, now: float) -> Explained:
+        """Why its first open choice waits; the times are those of its first choice."""
+        first = self.open[0]
+        is_running = first.status is Status.RUNNING
+        return Explained(
+            request_id=self.request_id,
+            state="running" if is_running else "waiting",
+            waits_for=None if is_running else first.clock.reason(),
+            waited_ms=named(self.clock.sums_ms(now)),
+        )
+
     def note_computed(self, num_tokens: int) -> None:
         """A choice has so many tokens in the KV cache."""
         num_of_prompt = min(num_tokens, len(self.submit.prompt))
         self.num_prompt_computed = max(self.num_prompt_computed, num_of_prompt)
 
     def usage(self) -> Usage:
-        """What ran so far: the prompt once, as far as it was computed, and the output of all
-        choices."""
+        """What ran so far: the prompt once, as far as it was computed or found, and the output of
+        all choices. Nothing counts before a step has run; what a request finds again of itself,
+        after a preemption, was computed."""
         of_open = sum(request.num_output_tokens for request in self.open)
         return Usage(
             prompt_tokens=self.num_prompt_computed,
-            cached_tokens=0,
+            cached_tokens=min(self.num_prompt_found, self.num_prompt_computed),
             completion_tokens=self.num_ended_tokens + of_open,
         )
 
@@ -138,6 +158,10 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    enter_at: int = 0
+    """`num_computed_tokens` from which one more of its blocks can be known to the prefix cache."""
+    found: tuple[int, list[int]] = field(default=(-1, []))
+    """The version of the cache that was searched for it last, and the blocks that were found."""
     status: Status = Status.WAITING
     admission: int = 0
     """Its number among admissions, while it runs."""
@@ -209,6 +233,7 @@ class Request:
     def lose_blocks(self) -> None:
         """Nothing of it is in the KV cache any more."""
         self.num_computed_tokens = 0
+        self.found = (-1, [])
 
     def sample_spec(self) -> SampleSpec:
         """How its next token is drawn."""

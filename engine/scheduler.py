@@ -2,27 +2,31 @@
 
 from collections.abc import Callable
 
-from loraplex.adapters.residency import Residency, State
+from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import AdmissionPolicy, Blocked, waits_for
+from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionPolicy, Blocked, waits_for
 from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.delivery import Delivery
 from loraplex.engine.draft import Draft
-from loraplex.engine.events import Events, explained
+from loraplex.engine.events import Events
 from loraplex.engine.first_tokens import FirstTokens
-from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.loads import Loads
 from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
-from loraplex.engine.plan import Preempted, StepOutput, StepPlan
+from loraplex.engine.plan import StepOutput, StepPlan
+from loraplex.engine.preemption import Preemption
+from loraplex.engine.prefetch import Prefetch
 from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
+from loraplex.engine.request_blocks import RequestBlocks
 from loraplex.engine.step_budget import Demand, StepBudget
 from loraplex.engine.waits import WaitClock
+
+_NOT_FOR_ROOM = frozenset({None, *WAITS_FOR_COPIES})
 
 
 class Scheduler:
@@ -61,20 +65,27 @@ class Scheduler:
         self._waiting = policy
         self._new_text = new_text
         self._eos_token_ids = eos_token_ids
-        self._pool = BlockPool(config.num_blocks, config.block_size)
+        self.blocks = RequestBlocks(config)
+        self._pool = self.blocks.pool
         self._requests: dict[str, Request] = {}
         self._submissions: dict[str, Submission] = {}
         self._by_adapter = ByAdapter()
         self._running: list[Request] = []
         self._yielding: list[Request] = []
         self._decoding = DecodeRows(config)
-        self._delivery = Delivery(self._decoding, self._finish, self._fail, self._begin_to_decode)
+        self._delivery = Delivery(
+            self._decoding, self._finish, self._fail_for_numbers, self._begin_to_decode, self.blocks
+        )
         self._prefilling: dict[str, Request] = {}
         """Those that run and have no row, in order of admission."""
         self._lengths = lengths
         self._step_budget = StepBudget(costs, config)
-        self._loads = Loads(residency)
-        self._outlook = Outlook(config, self._pool, residency, costs, lengths)
+        self._loads = Loads(residency, config.max_transfer_bytes)
+        self._prefetch = Prefetch(residency, self._loads, config.prefetch)
+        self._outlook = Outlook(config, self.blocks, residency, self._loads, costs, lengths)
+        self._preemption = Preemption(
+            self.blocks, self._decoding, self._outlook, policy, self._give_up
+        )
         self._meter = Meter(costs, policy.measured, config.max_running)
         self.first_tokens = FirstTokens(config, self._pool, policy, costs, self._outlook)
         self._clock = WaitClock(0.0)
@@ -99,7 +110,7 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that nobody holds."""
+        """KV blocks that nobody holds, cached ones included."""
         return self._pool.num_free
 
     @property
@@ -128,6 +139,7 @@ class Scheduler:
         submission.clock = submission.open[0].clock
         self.first_tokens.refuse_late(submission, now)
         self._submissions[submit.request_id] = submission
+        self._loads.arrive(submission)
         for request in submission.open:
             self._requests[request.key] = request
             self._by_adapter.add(request)
@@ -148,7 +160,7 @@ class Scheduler:
     def explain(self, request_id: str, now: float) -> Explained | None:
         """Why an open request waits, or waited until it ran; None if it is not open."""
         submission = self._submissions.get(request_id)
-        return None if submission is None else explained(submission, now)
+        return None if submission is None else submission.explain(now)
 
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
@@ -181,6 +193,7 @@ class Scheduler:
         self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
         self._plan_yielding(draft)
+        self._prefetch.start(self._waiting.upcoming(), draft)
         return draft.plan(self._step)
 
     def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
@@ -205,6 +218,7 @@ class Scheduler:
         assert running == self._prefilling.keys()
         assert self.num_running + len(self._waiting) == len(self._requests)
         waiting = [r for r in self._requests.values() if r.status is Status.WAITING]
+        self._loads.check(waiting)
         assert self._num_waiting_tokens == sum(r.num_queued_tokens for r in waiting)
         in_submissions = [r for s in self._submissions.values() for r in s.open]
         assert {r.key for r in in_submissions} == self._requests.keys()
@@ -213,32 +227,8 @@ class Scheduler:
 
     def _plan_decodes(self, draft: Draft, *, yielding: bool) -> None:
         lacking = self._decoding.without_room(draft.budget, yielding=yielding)
-        if len(lacking) <= self._pool.num_free:
-            self._extend(lacking)
-        else:
-            for request in lacking:
-                if request.status is Status.RUNNING:
-                    self._make_room(request, draft)
+        self._preemption.make_room(lacking, [*self._running, *self._yielding], draft)
         draft.decode(yielding=yielding)
-
-    def _make_room(self, request: Request, draft: Draft) -> None:
-        """Extend its block table by what the next token needs, unless it is preempted itself."""
-        while self._pool.missing(request.block_table, request.num_tokens) > self._pool.num_free:
-            victim = (self._yielding or self._running)[-1]
-            cost_ms = self._outlook.recompute_ms(victim)
-            if victim is not request and not self._waiting.makes_room(request, victim, cost_ms):
-                victim = request
-            self._preempt(victim, request, draft)
-            if victim is request:
-                return
-        self._extend([request])
-
-    def _extend(self, requests: list[Request]) -> None:
-        """Extend their block tables by the block that the next token of each needs."""
-        for request in requests:
-            self._pool.extend(request.block_table, request.num_tokens)
-        if requests:
-            self._decoding.extended(requests)
 
     def _plan_prefills(self, draft: Draft, *, yielding: bool) -> None:
         for request in self._prefilling.values():
@@ -280,8 +270,6 @@ class Scheduler:
 
     def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
         """Start a request, or its load, or tell the policy why it cannot be."""
-        # A choice that shares blocks takes hold of them now, before they are gone, and computes
-        # what is left when there is room.
         shared = self._outlook.shared(request)
         refusal = self._refusal(request, shared, draft)
         if refusal is None:
@@ -291,22 +279,22 @@ class Scheduler:
                 draft.prefill(request)
             return None
         self._waiting.blocked(request, refusal)
-        is_absent = self._outlook.adapter_state(request) is State.ABSENT
-        if refusal is Blocked.LOADING and is_absent:
+        if refusal is Blocked.LOADING:
             assert request.adapter is not None
             waiting = self._by_adapter.of([request.adapter])
-            draft.evictions += self._loads.start(request, waiting, now)
-            draft.loads.append(request.adapter)
+            self._loads.demand(request, waiting, draft, now)
         return refusal
 
     def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
         """Why it cannot start now. What yields gives way before that is said of another."""
-        if draft.budget == 0 and not shared:
+        # Who lacks a block at most takes hold of the others now, before they are gone, and computes
+        # what is left when there is room.
+        if draft.budget == 0 and (not shared or self._pool.missing(shared, request.num_tokens) > 1):
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
-        while refusal not in {None, Blocked.LOADING} and may_take and self._yielding:
-            self._preempt(self._yielding[-1], request, draft)
+        while refusal not in _NOT_FOR_ROOM and may_take and self._yielding:
+            self._preemption.preempt(self._yielding[-1], request, draft)
             refusal = self._outlook.missing(request, shared, self.num_running)
         return refusal
 
@@ -314,15 +302,14 @@ class Scheduler:
         self._num_waiting_tokens -= request.num_queued_tokens
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
-        self._pool.share(request.block_table, shared)
-        request.num_computed_tokens = len(shared) * self._pool.block_size
-        self._pool.extend(request.block_table, request.num_tokens)
+        self.blocks.start(request, shared)
         request.status = Status.RUNNING
         self._num_admissions += 1
         request.admission = self._num_admissions
         self._prefilling[request.key] = request
         self.first_tokens.started(request, now)
         request.clock.stop(now)
+        self._loads.leave(request)
         if request.submission.waited_until_s is None:
             request.submission.waited_until_s = now
         (self._yielding if self._waiting.yields(request) else self._running).append(request)
@@ -331,23 +318,22 @@ class Scheduler:
         """Take a running choice's blocks and lease, and give back what it was charged too much."""
         self._meter.settle(request)
         if request.row >= 0:
+            self.blocks.enter(request)
             self._decoding.leave(request)
         else:
             del self._prefilling[request.key]
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
-        self._pool.release(request.block_table)
-        request.lose_blocks()
+        self.blocks.give_back(request)
         if request.adapter is not None:
             self._residency.release(request.adapter)
         request.status = status
         self._waiting.ended(request)
         self._may_admit = True
 
-    def _preempt(self, request: Request, by: Request, draft: Draft) -> None:
-        recompute_ms = self._outlook.recompute_ms(request)
-        draft.preempted.append(Preempted(request.key, by.key, recompute_ms))
+    def _give_up(self, request: Request) -> None:
         self._stop(request, Status.WAITING)
         request.clock.follow(self._clock, self._now)
+        self._loads.join(request, self._now)
         self._waiting.put_back(request)
         self._num_waiting_tokens += request.num_queued_tokens
 
@@ -371,6 +357,11 @@ class Scheduler:
             self._end_all(submission, now)
             self._events.add_rejected(submission.submit, error)
 
+    def _fail_for_numbers(self, submission: Submission, message: str) -> None:
+        """What it computed was not finite, and so may be what it was computed from."""
+        self._fail(submission, "not_finite", message)
+        self.blocks.forget(submission)
+
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)
         self._events.add_failed(submission, code, message)
@@ -386,6 +377,7 @@ class Scheduler:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
+            self._loads.leave(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens
             self._may_admit = True

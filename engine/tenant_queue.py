@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 
 from loraplex.adapters.residency import State
 from loraplex.engine.request import Request
@@ -56,6 +56,10 @@ class TenantQueue:
             is_passed = tier == "priority" != other.submission.submit.service_tier
             if other.key in self._preempted or not is_passed:
                 yield other
+
+    def oldest(self, at_most: int) -> Iterator[Request]:
+        """So many of them, oldest first."""
+        return islice(chain(self._preempted.values(), self._by_age.values()), at_most)
 
     def add(self, request: Request) -> None:
         """Take a request that has just arrived."""

@@ -79,6 +79,11 @@ class Settings(BaseSettings):
         description="Memory of resident adapters. Default: sized from free memory at start.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    prefix_cache: bool = Field(
+        default=True,
+        description="Keep what requests have computed while there is room, for requests of the "
+        "same tenant and adapter that begin alike; see `docs/scheduling.md`.",
+    )
     max_step_tokens: int = Field(
         512, ge=1, description="Rows of one forward pass: decodes plus chunks of prompts."
     )
@@ -123,6 +128,18 @@ class Settings(BaseSettings):
     )
     default_tpot_ms: float = Field(
         250.0, gt=0, description="Target for each further token of the tier `default`."
+    )
+    max_transfer_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Bytes of adapters that may be on their way to the device at a time; one load "
+        "always may. Default: a quarter of the memory of resident adapters.",
+    )
+    prefetch: Literal["none", "queue", "all"] = Field(
+        "queue",
+        description="Adapters that are loaded before they are needed, in memory that nobody needs "
+        "more: `queue` those of requests that will start soon, `all` also those that are likely to "
+        "be asked for again.",
     )
     calibration_s: float = Field(
         3.0,

@@ -263,10 +263,13 @@ def scheduler_config(
         max_waiting_tokens=settings.max_waiting_tokens,
         max_model_len=sizes.max_model_len,
         vocab_size=vocab_size,
+        prefix_cache=settings.prefix_cache,
         targets={
             "priority": Targets(settings.priority_ttft_ms, settings.priority_tpot_ms),
             "default": Targets(settings.default_ttft_ms, settings.default_tpot_ms),
         },
+        max_transfer_bytes=settings.max_transfer_bytes,
+        prefetch=settings.prefetch,
     )
 
 

@@ -1,7 +1,7 @@
 """Runs the engine's own scheduler under a clock that jumps from step to step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -18,10 +18,10 @@ from loraplex.engine.plan import Chunk, Logprobs, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.request import Piece
 from loraplex.engine.scheduler import Scheduler
-from loraplex.engine.simulation.copies import CopyLink
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.records import Record, Run
+from loraplex.engine.simulation.routes import Copying, make_link
 from loraplex.engine.simulation.runtime import Runtime
 from loraplex.engine.simulation.traces import TraceRequest
 
@@ -58,6 +58,7 @@ class Load:
     noise: float = 0.0
     """Standard deviation of a step's time, relative to it."""
     seed: int = 0
+    copying: Copying = field(default_factory=Copying)
 
 
 class Simulation:
@@ -74,7 +75,10 @@ class Simulation:
         self._device = device
         self._load = load
         self._residency = residency
-        self._link = CopyLink(device.copy_bytes_per_s)
+        self._now = 0.0
+        self._link = make_link(
+            load.copying.route, device, self._adapter_bytes, self._prompt_tokens, lambda: self._now
+        )
         self._after_step = after_step
         self.costs = CostModel(Subject("simulated", device.name))
         """What the scheduler has learned about the device."""
@@ -116,7 +120,7 @@ class Simulation:
             started = perf_counter()
             plan = self._scheduler.plan(now)
             plan_s = perf_counter() - started
-            self._start_copies(plan, now)
+            self._start_copies(plan)
             if plan.num_requests:
                 now = self._step(plan, now, plan_s)
             else:
@@ -125,13 +129,15 @@ class Simulation:
             if self._run.num_steps % _PROGRESS_EVERY_STEPS == 0:
                 show(now, self._run.last_arrival_s)
         self._scheduler.check()
+        self._run.prefetched = self._residency.prefetched
         self._run.duration_s = max((r.end_s or 0.0) for r in self._run.records)
         return self._run
 
     def _deliver(self, now: float) -> None:
         """Hand over what has happened: copies, arrivals, clients that left."""
-        for key in self._link.arrived(now):
-            self._residency.finish_load(key)
+        self._now = now
+        for arrival in self._link.arrivals():
+            self._residency.finish_load(arrival.key)
         requests = self._load.requests
         while self._num_arrived < len(requests) and requests[self._num_arrived].arrival_s <= now:
             self._submit(str(self._num_arrived), requests[self._num_arrived])
@@ -154,11 +160,22 @@ class Simulation:
         num_bytes = request.rank * self._device.bytes_per_rank
         self._scheduler.add(submit, request.arrival_s, num_bytes)
 
-    def _start_copies(self, plan: StepPlan, now: float) -> None:
-        sizes = [(key, self._ranks[key] * self._device.bytes_per_rank) for key in plan.loads]
-        self._link.start(sizes, now)
-        self._run.num_loads += len(sizes)
-        self._run.critical_bytes += sum(size for _, size in sizes)
+    def _start_copies(self, plan: StepPlan) -> None:
+        self._link.start(plan)
+        self._run.num_loads += len(plan.loads)
+        self._run.critical_bytes += sum(map(self._adapter_bytes, (*plan.loads, *plan.claims)))
+
+    def _prompt_tokens(self, key: AdapterKey) -> int:
+        """Of the request that has waited longest for an adapter."""
+        waiting = (
+            record.prompt_tokens
+            for record in self._run.records[: self._num_arrived]
+            if record.started_s is None and record.adapter == key.digest
+        )
+        return next(waiting, 1)
+
+    def _adapter_bytes(self, key: AdapterKey) -> int:
+        return self._ranks[key] * self._device.bytes_per_rank
 
     def _step(self, plan: StepPlan, now: float, plan_s: float) -> float:
         """Let the device run the plan; return when it is done."""
@@ -167,7 +184,9 @@ class Simulation:
         ms = self._device.times.step_ms(step)
         if self._load.noise:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
-        self._count(plan, step, ms)
+        stall_ms = self._link.take_stall_ms()
+        ms += stall_ms
+        self._count(plan, step, ms, stall_ms)
         for chunk in chunks:
             record = self._records[chunk.request_id]
             if record.started_s is None:
@@ -204,7 +223,7 @@ class Simulation:
             rows.append(Row(size, chunk.start, rank, sampled is not None and sampled.position > 0))
         return StepFeatures.of(rows, len(chunks_on), self._link.bytes_in_flight)
 
-    def _count(self, plan: StepPlan, step: StepFeatures, ms: float) -> None:
+    def _count(self, plan: StepPlan, step: StepFeatures, ms: float, stall_ms: float) -> None:
         run = self._run
         run.num_steps += 1
         run.num_preempted += len(plan.preempted)
@@ -220,8 +239,12 @@ class Simulation:
                 step.sum_rank,
                 step.num_adapters,
             )
-            alone_ms = self._device.times.step_ms(alone)
+            times = self._device.times
+            alone_ms = times.step_ms(alone)
+            quiet_ms = times.step_ms(replace(step, bytes_in_flight=0))
             run.decode_ms += ms * step.num_decodes
+            load_ms = stall_ms + times.step_ms(step) - quiet_ms
+            run.load_stall_ms += max(0.0, load_ms) * step.num_decodes
             run.interrupted_ms += max(0.0, ms - alone_ms) * step.num_decodes
 
     def _note(self, events: Events, at: float) -> None:
@@ -267,4 +290,7 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_waiting_tokens=sum(request.prompt_tokens for request in load.requests) + 1,
         max_model_len=longest,
         vocab_size=2,
+        prefix_cache=False,  # traces do not tell what prompts say
+        prefetch=load.copying.prefetch,
+        max_transfer_bytes=load.copying.max_transfer_bytes,
     )

@@ -104,7 +104,7 @@ class _World:
                 request_id=f"r{self._num_added}",
                 tenant=f"t{adapter % NUM_TENANTS}",
                 adapter=f"a{adapter}",
-                prompt=tuple(range(num_tokens)),
+                prompt=tuple(range(self._num_added, self._num_added + num_tokens)),
                 sampling=Sampling(max_tokens=self._random.randint(*OUTPUT_TOKENS), seed=0),
             )
             self.scheduler.add(submit, self._now, _ADAPTER_BYTES)

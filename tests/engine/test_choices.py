@@ -100,8 +100,9 @@ def test_choices_take_hold_of_the_prompt_in_a_step_that_has_no_room_for_them() -
     assert runner.num_computed == 16 + 4 * 4
 
 
-def test_a_choice_that_finds_no_other_computes_the_prompt_itself() -> None:
-    scheduler, runner = build.scheduler(build.config(max_running=1)), SimulatedRunner(16, 4)
+def test_without_a_cache_a_choice_that_finds_no_other_computes_the_prompt_itself() -> None:
+    scheduler = build.scheduler(build.config(max_running=1, prefix_cache=False))
+    runner = SimulatedRunner(16, 4)
     asked = submit("a", 9, n=2, max_tokens=2)
     scheduler.add(asked, now=0.0)
     outputs, _ = run(scheduler, runner)

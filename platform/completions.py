@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import ResolvedModel
@@ -25,6 +25,16 @@ from loraplex.tenants.api_keys import Principal
 from loraplex.tenants.prices import Price, current_price
 from loraplex.tenants.quotas import Hold
 
+MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When the first token must come, or the request be refused."""
+
+    ms: float | None
+    """After the request's arrival; None for none, whatever the tenant's default is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
@@ -43,6 +53,8 @@ class CompletionRequest:
     service_tier: ServiceTier
     program: str = ""
     """What it is a part of, in the tenant's own words."""
+    ttft_deadline: Deadline | None = None
+    """None takes the tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,7 @@ async def complete(
         weight=principal.weight,
         service_tier=asked.service_tier,
         program=asked.program,
+        ttft_deadline_ms=_deadline_ms(asked, principal, services.now() - accepted_at),
     )
     request = OpenRequest(
         principal=principal,
@@ -155,6 +168,14 @@ async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[
     if request.finished is None or request.finished.reason == "abort":
         request.failed = True
         raise EngineStopped
+
+
+def _deadline_ms(
+    asked: CompletionRequest, principal: Principal, elapsed: timedelta
+) -> float | None:
+    """What is left until the first token must come."""
+    deadline = asked.ttft_deadline or Deadline(principal.limits.ttft_deadline_ms)
+    return None if deadline.ms is None else max(0.0, deadline.ms - elapsed / MILLISECOND)
 
 
 def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Services) -> Sampling:

@@ -14,7 +14,7 @@ significant.
 """
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 
 import msgspec
 import numpy as np
@@ -109,7 +109,7 @@ class CostModel:
     @property
     def error(self) -> float:
         """Standard deviation of the relative errors of its fit, of late."""
-        return float(self._error_variance**0.5)
+        return sqrt(self._error_variance)
 
     @property
     def edges(self) -> tuple[int, ...]:

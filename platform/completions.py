@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Literal
 
 from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import ResolvedModel
@@ -26,6 +27,7 @@ from loraplex.tenants.prices import Price, current_price
 from loraplex.tenants.quotas import Hold
 
 MILLISECOND = timedelta(milliseconds=1)
+StreamUsage = Literal["none", "last", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class CompletionRequest:
     max_tokens_field: str
     sampling: SamplingOptions
     stream: bool
-    include_usage: bool
+    stream_usage: StreamUsage
+    """Which events of a stream tell usage: an own one at the end, or all."""
     service_tier: ServiceTier
     program: str = ""
     """What it is a part of, in the tenant's own words."""

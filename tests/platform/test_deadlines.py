@@ -15,6 +15,8 @@ from tests.platform.tiny_model import model_info
 from loraplex.engine.client import StreamClient
 from loraplex.engine.errors import DeadlineUnreachable
 from loraplex.engine.frames import Security, UnixAddress
+from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.protocol import Abort, Submit, Why
 from loraplex.platform.app import create_app
 from loraplex.platform.services import Resources
 from loraplex.tenants.ledger import UsageRecord, list_usage
@@ -95,6 +97,20 @@ async def test_one_that_no_machine_could_meet_is_not_to_be_tried_again(gateway: 
     assert "retry-after" not in reply.headers
 
 
+class CountingMailbox(Mailbox):
+    """Tells tests what has been put into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_put = 0
+        self.changed = asyncio.Event()
+
+    def put(self, *messages: Submit | Abort | Why) -> None:
+        super().put(*messages)
+        self.num_put += sum(isinstance(message, Submit) for message in messages)
+        self.changed.set()
+
+
 @dataclass
 class Platform:
     """A gateway over a worker in this process, and the client of OpenAI."""
@@ -117,16 +133,12 @@ class Platform:
 
     async def arrived(self, count: int) -> None:
         """Return when so many requests are in the engine, after one more step."""
-        scheduler, mailbox = self.worker.scheduler, self.worker.mailbox
-
-        def num_arrived() -> int:
-            return scheduler.num_running + scheduler.num_waiting + len(mailbox._messages)
-
         async with asyncio.timeout(30):
-            while num_arrived() < count:
-                await asyncio.sleep(0)
+            while self.worker.mailbox.num_put < count:
+                self.worker.mailbox.changed.clear()
+                await self.worker.mailbox.changed.wait()
         self.worker.runner.steps.release()
-        await self.worker.step_where(lambda _: len(mailbox._messages) == 0)
+        await self.worker.step_where(lambda _: not self.worker.mailbox._messages)
 
     async def usage(self) -> list[UsageRecord]:
         async with self.resources.database.reader() as session:
@@ -134,9 +146,12 @@ class Platform:
 
 
 @pytest.fixture
-async def platform(resources: Resources, tmp_path: Path) -> AsyncIterator[Platform]:
+async def platform(
+    resources: Resources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Platform]:
     """Its steps take a millisecond a token, by prediction, and run when a test lets them."""
     tenant, key = await make_tenant(resources, "acme")
+    monkeypatch.setattr("tests.engine.simulated_worker.Mailbox", CountingMailbox)
     address = UnixAddress(socket_path(tmp_path))
     async with running(address, model=model_info()) as worker:
         worker.scheduler.first_tokens._costs.num_steps = 1000
@@ -164,8 +179,9 @@ async def test_through_the_engine_who_would_be_late_is_refused_at_once_and_other
     assert (never.value.status_code, never.value.code) == (503, "deadline_unreachable")
     assert never.value.response.headers["x-should-retry"] == "false"
     others = [platform.ask(None) for _ in range(20)]
-    await platform.arrived(20)
+    await platform.arrived(21)
     late = platform.ask(90, stream=stream)
+    await platform.arrived(22)
     platform.worker.runner.open()
     with pytest.raises(openai.InternalServerError) as refused:
         await late

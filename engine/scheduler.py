@@ -87,7 +87,7 @@ class Scheduler:
             self.blocks, self._decoding, self._outlook, policy, self._give_up
         )
         self._meter = Meter(costs, policy.measured, config.max_running)
-        self.first_tokens = FirstTokens(config, self.blocks.pool, policy, costs, self._outlook)
+        self.first_tokens = FirstTokens(config, self._pool, policy, costs, self._outlook)
         self._clock = WaitClock(0.0)
         self._may_admit = False
         """True once something happened since all that waits was found to be unable to start."""
@@ -362,16 +362,16 @@ class Scheduler:
             del self._submissions[submission.request_id]
             self._events.add_finished(submission, "length" if submission.was_cut else "stop")
 
-    def _fail_for_numbers(self, submission: Submission, message: str) -> None:
-        """What it computed was not finite, and so may be what it was computed from."""
-        self._fail(submission, "not_finite", message)
-        self.blocks.forget(submission)
-
     def _refuse_overdue(self, now: float) -> None:
         """End those that wait and would be late now even if they started at once."""
         for submission, error in self.first_tokens.overdue(now):
             self._end_all(submission, now)
             self._events.add_rejected(submission.submit, error)
+
+    def _fail_for_numbers(self, submission: Submission, message: str) -> None:
+        """What it computed was not finite, and so may be what it was computed from."""
+        self._fail(submission, "not_finite", message)
+        self.blocks.forget(submission)
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)

@@ -7,7 +7,7 @@ import numpy as np
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cost_features import Row, Rows, StepFeatures
 from loraplex.engine.decode_rows import DecodeRows
-from loraplex.engine.plan import Chunk, Preempted, StepPlan
+from loraplex.engine.plan import BlockCopy, Chunk, Preempted, StepPlan
 from loraplex.engine.request import Request
 
 
@@ -26,6 +26,8 @@ class Draft:
         self.claims: list[AdapterKey] = []
         self.evictions: list[AdapterKey] = []
         self.preempted: list[Preempted] = []
+        self.copies_out: list[BlockCopy] = []
+        self.copies_in: list[BlockCopy] = []
         self._decoding = decoding
         self.selection = decoding.nobody
         """Who decodes, in the order of `decodes`."""
@@ -127,6 +129,8 @@ class Draft:
             loads=tuple(self.loads),
             evictions=tuple(self.evictions),
             preempted=tuple(self.preempted),
+            copies_out=tuple(self.copies_out),
+            copies_in=tuple(self.copies_in),
             prefetches=tuple(self.prefetches),
             claims=tuple(self.claims),
             decodes=self.decodes,

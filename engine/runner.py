@@ -11,6 +11,7 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
+from loraplex.engine.kv_copies import KvCopies
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.sampler import sample
@@ -39,7 +40,7 @@ class _PagedStep:
 
 
 class ModelRunner:
-    """A base model with its pool of KV blocks."""
+    """A base model with its pool of KV blocks, and one in the host's memory."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         cpu_lora: CpuLora | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         """``cpu_lora`` computes adapters where the model runs on a CPU, in a dtype that it knows;
         without it torch does."""
@@ -55,6 +57,7 @@ class ModelRunner:
         self._model = model
         self._lora = model.lora
         kv_layout = KvLayout(num_blocks, block_size)
+        host_layout = KvLayout(num_host_blocks, block_size)
         self._layout = BatchLayout(
             kv=kv_layout,
             windows=frozenset(layer.window for layer in model.layers),
@@ -64,16 +67,8 @@ class ModelRunner:
             device=model.device,
         )
         self._builder = BatchBuilder(self._layout)
-        self._caches = [
-            allocate_kv_cache(
-                kv_layout,
-                layer.kv_heads,
-                (layer.key_dim, layer.value_dim),
-                dtype=model.dtype,
-                device=model.device,
-            )
-            for layer in model.layers
-        ]
+        self._caches = _allocate(model, kv_layout, model.device)
+        self._copies = KvCopies(self._caches, _allocate(model, host_layout, torch.device("cpu")))
 
     @property
     def model(self) -> LoadedModel:
@@ -103,6 +98,15 @@ class ModelRunner:
             b_is_transposed=self._layout.cpu_lora is not None,
         )
 
+    def measure_copy_ms(self) -> float:
+        """Time to copy one KV block to the host or back; before anything is in them."""
+        return self._copies.measure_ms_per_block()
+
+    def copy(self, plan: StepPlan) -> None:
+        """Copy KV blocks to the host, then from it."""
+        self._copies.to_host(plan.copies_out)
+        self._copies.to_device(plan.copies_in)
+
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
         return self._builder.build(plan, adapters)
@@ -126,3 +130,17 @@ class ModelRunner:
         with self._lora.step(batch.body, batch.head):
             logits = self._model.logits(batch.input_ids, batch.positions, batch.sampled_rows, step)
         return logits.float()
+
+
+def _allocate(model: LoadedModel, layout: KvLayout, device: torch.device) -> list[KvCache]:
+    """An empty cache for each layer."""
+    return [
+        allocate_kv_cache(
+            layout,
+            layer.kv_heads,
+            (layer.key_dim, layer.value_dim),
+            dtype=model.dtype,
+            device=device,
+        )
+        for layer in model.layers
+    ]

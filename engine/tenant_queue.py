@@ -49,10 +49,6 @@ class TenantQueue:
         """All of them, oldest first."""
         return [*self._preempted.values(), *self._by_age.values()]
 
-    def oldest(self, at_most: int) -> Iterator[Request]:
-        """So many of them, oldest first."""
-        return islice(chain(self._preempted.values(), self._by_age.values()), at_most)
-
     def before(self, request: Request) -> Iterator[Request]:
         """Those that are likely to go before one of them, or before one that comes now."""
         tier = request.submission.submit.service_tier
@@ -60,6 +56,10 @@ class TenantQueue:
             is_passed = tier == "priority" != other.submission.submit.service_tier
             if other.key in self._preempted or not is_passed:
                 yield other
+
+    def oldest(self, at_most: int) -> Iterator[Request]:
+        """So many of them, oldest first."""
+        return islice(chain(self._preempted.values(), self._by_age.values()), at_most)
 
     def add(self, request: Request) -> None:
         """Take a request that has just arrived."""

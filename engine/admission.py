@@ -24,6 +24,8 @@ class Blocked(Enum):
 
 WAITS_FOR_COPIES = frozenset({Blocked.LOADING, Blocked.TRANSFERS})
 """What is over by itself, whoever runs meanwhile."""
+WAITS_FOR_ROOM = frozenset({Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY, Blocked.TRANSFERS})
+"""What others may take, if they start before."""
 _REASONS: Mapping[Blocked, Reason] = {
     Blocked.SLOTS: "slot",
     Blocked.KV_BLOCKS: "kv",

@@ -204,11 +204,16 @@ class CostModel:
         """
         if not len(rows):
             return np.zeros(0)
-        time = self._terms.rows_ms(rows)
-        held = rows.held_tokens()
+        time, held = self._terms.rows_ms(rows), rows.held_tokens()
         total = float(time.sum())
-        claim = np.maximum(time / total if total > 0 else 1.0 / len(rows), held / held.sum())
-        return np.asarray(claim * (step_ms / claim.sum()))
+        if total > 0:
+            time /= total
+        else:
+            time[:] = 1.0 / len(rows)
+        held /= held.sum()
+        claim = np.maximum(time, held)
+        claim *= step_ms / claim.sum()
+        return claim
 
     def to_json(self) -> bytes:
         """Return all that was learned, but for the newest errors."""

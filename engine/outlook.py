@@ -29,6 +29,7 @@ class Outlook:
         self._blocks = blocks
         self._pool = blocks.pool
         self._residency = residency
+        self._swapping = blocks.swapping
         self._loads = loads
         self._costs = costs
         self._lengths = lengths
@@ -69,7 +70,9 @@ class Outlook:
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of it that need not be computed."""
-        return len(self.shared(request)) * self._pool.block_size
+        num_shared = len(self.shared(request)) * self._pool.block_size
+        copy = request.host_copy
+        return num_shared if copy is None else max(num_shared, copy.num_tokens)
 
     def missing(self, request: Request, shared: list[int], num_running: int) -> Blocked | None:
         """What a request lacks to start now; LOADING also for one whose load may start."""
@@ -89,9 +92,11 @@ class Outlook:
         return self._missing_blocks(request) <= 0
 
     def predicted_ms(self, request: Request) -> float:
-        """What all that is left of it costs the machine: prefill, decodes, load."""
+        """What all that is left of it costs the machine: prefill, decodes, load, and copying back
+        what was computed."""
         self._expect(request)
-        return self._costs.request_ms(
+        return_ms = self._swapping.return_ms(request, len(self.shared(request)))
+        return return_ms + self._costs.request_ms(
             request.num_tokens,
             self.cached_tokens(request),
             self._output_left(request),

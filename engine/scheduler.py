@@ -65,7 +65,7 @@ class Scheduler:
         self._waiting = policy
         self._new_text = new_text
         self._eos_token_ids = eos_token_ids
-        self.blocks = RequestBlocks(config)
+        self.blocks = RequestBlocks(config, policy.measured)
         self._pool = self.blocks.pool
         self._requests: dict[str, Request] = {}
         self._submissions: dict[str, Submission] = {}
@@ -175,11 +175,15 @@ class Scheduler:
             request = self._requests.get(key)
             if request is not None:
                 self._fail(request.submission, "internal_error", message)
+        for copy in plan.copies_out:
+            if (request := self._requests.get(copy.request_id)) is not None:
+                self.blocks.swapping.forget(request)  # it may not have been copied
 
     def plan(self, now: float) -> StepPlan:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
         self._step += 1
         self._now = now
+        self.blocks.swapping.begin_step()
         self._refuse_overdue(now)
         self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
         self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
@@ -196,11 +200,15 @@ class Scheduler:
         self._prefetch.start(self._waiting.upcoming(), draft)
         return draft.plan(self._step)
 
-    def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
-        """Take what ran, in `step_ms`. Returns all events since the last commit."""
+    def commit(
+        self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0, copy_ms: float = 0.0
+    ) -> Events:
+        """Take what ran, in `step_ms`, after copies of KV blocks in `copy_ms`. Returns all events
+        since the last commit."""
         assert plan.step == self._step, "another step has been planned since"
         if step_ms > 0 and plan.num_requests:
             self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
+        self.blocks.swapping.copied(plan, copy_ms)
         self._delivery.deliver(self._draft, output, self._events)
         return self.take_events()
 
@@ -213,6 +221,7 @@ class Scheduler:
         """Assert the conservation laws; holds between any two calls."""
         self._pool.check([request.block_table for request in self._requests.values()])
         self._residency.check()
+        self.blocks.swapping.check(self._requests.values())
         self._decoding.check([request for request in self._requests.values() if request.row >= 0])
         running = {request.key for request in (*self._running, *self._yielding) if request.row < 0}
         assert running == self._prefilling.keys()
@@ -289,7 +298,8 @@ class Scheduler:
         """Why it cannot start now. What yields gives way before that is said of another."""
         # Who lacks a block at most takes hold of the others now, before they are gone, and computes
         # what is left when there is room.
-        if draft.budget == 0 and (not shared or self._pool.missing(shared, request.num_tokens) > 1):
+        lacks_more = not shared or self._pool.missing(shared, request.num_tokens) > 1
+        if draft.budget == 0 and (lacks_more or request.host_copy is not None):
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
@@ -303,6 +313,7 @@ class Scheduler:
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
         self.blocks.start(request, shared)
+        self.blocks.swapping.copy_back(request, self._draft)
         request.status = Status.RUNNING
         self._num_admissions += 1
         request.admission = self._num_admissions
@@ -377,6 +388,7 @@ class Scheduler:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
+            self.blocks.swapping.forget(request)
             self._loads.leave(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens

@@ -193,9 +193,10 @@ class Simulation:
                 record.started_s = now
         output = StepOutput.of(plan, {c.request_id: self._sample(c) for c in chunks if c.sample})
         started = perf_counter()
-        events = self._scheduler.commit(plan, output, ms)
+        copy_ms = plan.num_copied_blocks * _copy_ms_per_block(self._device)
+        events = self._scheduler.commit(plan, output, ms, copy_ms)
         self._run.planner_us.append((plan_s + perf_counter() - started) * 1e6)
-        done = now + ms / 1e3
+        done = now + (ms + copy_ms) / 1e3
         self._note(events, done)
         self._runtime.step()
         self._after_step()
@@ -227,6 +228,7 @@ class Simulation:
         run = self._run
         run.num_steps += 1
         run.num_preempted += len(plan.preempted)
+        run.num_swapped += sum(preempted.is_swapped for preempted in plan.preempted)
         run.busy_ms += ms
         if step.num_decodes:
             alone = StepFeatures(
@@ -274,6 +276,11 @@ class Simulation:
         return max(now, min(times)) if min(times) < float("inf") else now
 
 
+def _copy_ms_per_block(device: Device) -> float:
+    """Time of a KV block between host and device, which steps wait for."""
+    return device.block_size * device.kv_token_bytes / device.copy_bytes_per_s * 1e3
+
+
 def _config(device: Device, load: Load) -> SchedulerConfig:
     longest = max(request.prompt_tokens for request in load.requests) + load.max_tokens
     if longest > device.kv_tokens:
@@ -291,6 +298,8 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_model_len=longest,
         vocab_size=2,
         prefix_cache=False,  # traces do not tell what prompts say
+        num_host_blocks=device.host_kv_tokens // device.block_size,
+        copy_ms_per_block=_copy_ms_per_block(device),
         prefetch=load.copying.prefetch,
         max_transfer_bytes=load.copying.max_transfer_bytes,
     )

@@ -13,7 +13,7 @@ from loraplex.adapters.residency import Residency
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.plan import Logprobs, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit

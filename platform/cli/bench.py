@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from loraplex.platform.cli.bench_planner import planner
+from loraplex.platform.cli.bench_prefix import prefix
 from loraplex.platform.cli.bench_serve import serve
 from loraplex.platform.cli.context import (
     AsJson,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Benchmarks, each a seeded run on this machine.", no_args_is_help=True)
 app.command("serve")(serve)
 app.command("planner")(planner)
+app.command("prefix")(prefix)
 
 Model = Annotated[
     str,

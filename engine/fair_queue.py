@@ -41,9 +41,10 @@ class FairQueue:
     whose adapter is there already, then the one whose first token is due first.
 
     Who needs a load is charged when the load starts, is *committed* from then on, and runs before
-    all others when its adapter has come; so does who was pushed out by another tenant. A tenant whose turn it is, but for whose first request
-    there is too little memory, holds a *reservation*: nobody's deficit grows, no load starts, and
-    what runs before it must end before it can start, by prediction, and a bounded number of times.
+    all others when its adapter has come; so does who was pushed out by another tenant. A tenant
+    whose turn it is, but for whose first request there is too little memory, holds a *reservation*:
+    nobody's deficit grows, no load starts, and what runs before it must end before it can start, by
+    prediction, and a bounded number of times.
     """
 
     def __init__(self, settings: FairSettings) -> None:

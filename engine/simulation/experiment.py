@@ -8,6 +8,7 @@ from loraplex.adapters.eviction import Eviction, LeastRecentlyUsed
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
+from loraplex.engine.config import Targets
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_queue import FairSettings
 from loraplex.engine.lengths import OutputLengths
@@ -45,6 +46,7 @@ class Setup:
     noise: float = 0.0
     seed: int = 0
     fair: FairSettings = FAIR
+    targets: Targets = Targets()  # noqa: RUF009  frozen
 
 
 def run_policy(
@@ -60,7 +62,7 @@ def run_policy(
     make_policy = _known("policy", policy, POLICIES)
     make_cache = _known("cache", cache, CACHES)
     cap = setup.max_tokens or max(request.output_tokens for request in setup.requests)
-    load = Load(setup.requests, cap, setup.noise, setup.seed)
+    load = Load(setup.requests, cap, setup.noise, setup.seed, setup.targets)
     residency = Residency(_adapter_bytes(setup), make_cache(setup.requests))
     made = make_policy(setup)
     if not isinstance(made, FairAdmission):

@@ -9,18 +9,19 @@ import numpy as np
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy
-from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.cost import CostModel, Subject
-from loraplex.engine.cost_features import Row, StepFeatures
+from loraplex.engine.cost_features import StepFeatures
 from loraplex.engine.events import Events
 from loraplex.engine.lengths import OutputLengths
-from loraplex.engine.plan import Chunk, Logprobs, StepOutput, StepPlan
+from loraplex.engine.plan import Logprobs, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.request import Piece
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.simulation.copies import CopyLink
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
+from loraplex.engine.simulation.prompts import prompt_of, vocabulary
 from loraplex.engine.simulation.records import Record, Run
 from loraplex.engine.simulation.runtime import Runtime
 from loraplex.engine.simulation.traces import TraceRequest
@@ -28,6 +29,7 @@ from loraplex.engine.simulation.traces import TraceRequest
 _END = 1
 """The token by which the simulated model ends an output; all others are 0."""
 _PROGRESS_EVERY_STEPS = 500
+_NO_TARGETS = Targets()
 
 
 class _NoText:
@@ -58,6 +60,8 @@ class Load:
     noise: float = 0.0
     """Standard deviation of a step's time, relative to it."""
     seed: int = 0
+    targets: Targets = _NO_TARGETS
+    """When tokens should come; bounds steps."""
 
 
 class Simulation:
@@ -102,6 +106,8 @@ class Simulation:
         self._ranks = {
             AdapterKey(r.tenant, r.adapter): r.rank for r in load.requests if r.adapter is not None
         }
+        self._last_position = {key: r.output_tokens - 1 for key, r in self._requests.items()}
+        self._begun: set[str] = set()
         self._run = Run(list(self._records.values()), last_arrival_s=load.requests[-1].arrival_s)
         self._num_arrived = self._num_cancelled = 0
 
@@ -148,7 +154,7 @@ class Simulation:
             request_id=key,
             tenant=request.tenant,
             adapter=request.adapter,
-            prompt=(0,) * request.prompt_tokens,
+            prompt=prompt_of(int(key), request),
             sampling=Sampling(max_tokens=self._load.max_tokens, temperature=0.0, seed=0),
         )
         num_bytes = request.rank * self._device.bytes_per_rank
@@ -168,10 +174,11 @@ class Simulation:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
         self._count(plan, step, ms)
         for chunk in plan.chunks:
-            record = self._records[chunk.request_id]
-            if record.started_s is None:
-                record.started_s = now
-        output = StepOutput({c.request_id: self._sample(c) for c in plan.chunks if c.sample}, {})
+            if chunk.request_id not in self._begun:
+                self._begun.add(chunk.request_id)
+                record = self._records[chunk.request_id]
+                record.started_s, record.cached_tokens = now, chunk.start
+        output = StepOutput(self._sample(plan), {})
         started = perf_counter()
         events = self._scheduler.commit(plan, output, ms)
         self._run.planner_us.append((plan_s + perf_counter() - started) * 1e6)
@@ -186,22 +193,37 @@ class Simulation:
         for key, share_ms in shares_ms.items():
             self._records[key].machine_ms += share_ms
 
-    def _sample(self, chunk: Chunk) -> int:
-        assert chunk.sample is not None
-        return int(chunk.sample.position + 1 >= self._requests[chunk.request_id].output_tokens)
+    def _sample(self, plan: StepPlan) -> dict[str, int]:
+        last = self._last_position
+        return {
+            chunk.request_id: int(chunk.sample.position >= last[chunk.request_id])
+            for chunk in plan.chunks
+            if chunk.sample is not None
+        }
 
     def _features(self, plan: StepPlan) -> StepFeatures:
-        chunks_on: dict[AdapterKey, int] = {}
+        decodes = kv_tokens = prefill_tokens = squared = context = 0
         for chunk in plan.chunks:
-            if chunk.adapter is not None:
-                chunks_on[chunk.adapter] = chunks_on.get(chunk.adapter, 0) + 1
-        rows = []
-        for chunk in plan.chunks:
-            adapter, size = chunk.adapter, len(chunk.token_ids)
-            rank = 0.0 if adapter is None else self._ranks[adapter] / chunks_on[adapter]
-            sampled = chunk.sample
-            rows.append(Row(size, chunk.start, rank, sampled is not None and sampled.position > 0))
-        return StepFeatures.of(rows, len(chunks_on), self._link.bytes_in_flight)
+            size, sampled = len(chunk.token_ids), chunk.sample
+            if sampled is not None and sampled.position > 0:
+                decodes += 1
+                kv_tokens += chunk.start
+            else:
+                prefill_tokens += size
+                squared += size * size
+                context += size * chunk.start
+        adapters = {chunk.adapter for chunk in plan.chunks} - {None}
+        return StepFeatures(
+            num_tokens=decodes + prefill_tokens,
+            num_decodes=decodes,
+            prefill_tokens=prefill_tokens,
+            prefill_squared=squared,
+            prefill_context=context,
+            kv_tokens=kv_tokens,
+            sum_rank=sum(self._ranks[adapter] for adapter in adapters if adapter is not None),
+            num_adapters=len(adapters),
+            bytes_in_flight=self._link.bytes_in_flight,
+        )
 
     def _count(self, plan: StepPlan, step: StepFeatures, ms: float) -> None:
         run = self._run
@@ -265,5 +287,6 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_waiting_requests=len(load.requests) + 1,
         max_waiting_tokens=sum(request.prompt_tokens for request in load.requests) + 1,
         max_model_len=longest,
-        vocab_size=2,
+        vocab_size=vocabulary(load.requests),
+        targets=dict.fromkeys(("priority", "default"), load.targets),
     )

@@ -5,14 +5,18 @@
       └─────── fail_load ───────┴───── evicted by a load ──┘
 
 A second request for an adapter that is loading joins that load; one key never loads twice at a
-time. Resident adapters without a lease may be evicted, by default the least recently used first.
+time. Resident adapters without a lease may be evicted, by default those first that are worth least.
+
+What was prefetched is *unclaimed* until a request needs it. It takes memory from nobody: until then
+it may be evicted, on its way too, so that a prefetch never changes what `can_load`.
 """
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from loraplex.adapters.demand import Demand
 from loraplex.adapters.errors import ResidencyViolation
-from loraplex.adapters.eviction import Eviction, LeastRecentlyUsed
+from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.spec import AdapterKey
 
 
@@ -29,10 +33,23 @@ class _Entry:
     num_bytes: int
     state: State = State.LOADING
     leases: int = 0
+    is_unclaimed: bool = False
+    """It was prefetched, and no request has needed it yet."""
 
     @property
     def evictable(self) -> bool:
-        return self.state is State.RESIDENT and self.leases == 0
+        return self.leases == 0 and (self.state is State.RESIDENT or self.is_unclaimed)
+
+
+@dataclass(slots=True)
+class PrefetchCounts:
+    """What became of prefetches; what is neither claimed nor wasted is still there."""
+
+    num_started: int = 0
+    num_claimed: int = 0
+    num_wasted: int = 0
+    started_bytes: int = 0
+    wasted_bytes: int = 0
 
 
 class Residency:
@@ -40,7 +57,10 @@ class Residency:
 
     def __init__(self, capacity_bytes: int, eviction: Eviction | None = None) -> None:
         self._capacity_bytes = capacity_bytes
-        self._eviction = eviction or LeastRecentlyUsed()
+        self._eviction = eviction or LeastWorth()
+        self.demand = Demand()
+        """What requests ask for. The scheduler tells it."""
+        self.prefetched = PrefetchCounts()
         self._held_bytes = 0
         self._evictable_bytes = 0
         # From the least to the most recently used.
@@ -76,12 +96,34 @@ class Residency:
         entry = self._entries.get(key)
         return State.ABSENT if entry is None else entry.state
 
+    def is_unclaimed(self, key: AdapterKey) -> bool:
+        """True if it was prefetched, is there or on its way, and no request has needed it yet."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.is_unclaimed
+
     def can_load(self, num_bytes: int) -> bool:
         """True if a load of this size fits, once unleased adapters are evicted."""
         return num_bytes <= self.loadable_bytes
 
-    def start_load(self, key: AdapterKey, num_bytes: int) -> tuple[AdapterKey, ...]:
+    def victims(self, num_bytes: int) -> tuple[AdapterKey, ...]:
+        """What a load of this size would evict, in order."""
+        missing = num_bytes - self.free_bytes
+        if missing <= 0:
+            return ()
+        candidates = [key for key, entry in self._entries.items() if entry.evictable]
+        victims: list[AdapterKey] = []
+        for key in self._eviction.order(candidates, self.demand):
+            if missing <= 0:
+                break
+            victims.append(key)
+            missing -= self._entries[key].num_bytes
+        return tuple(victims)
+
+    def start_load(
+        self, key: AdapterKey, num_bytes: int, *, is_prefetch: bool = False
+    ) -> tuple[AdapterKey, ...]:
         """Reserve memory for an absent adapter; return those that are evicted for it, in order.
+        They may be on their way, if they were prefetched.
 
         Raises:
             ResidencyViolation: the adapter is not absent, or `can_load` is false.
@@ -92,30 +134,53 @@ class Residency:
             raise ResidencyViolation(
                 f"{num_bytes} bytes cannot be made free of {self._capacity_bytes}"
             )
-        evicted = self._evict(num_bytes)
-        self._entries[key] = _Entry(num_bytes)
+        evicted = self.victims(num_bytes)
+        for victim in evicted:
+            self._evictable_bytes -= self._entries[victim].num_bytes
+            self._remove(victim)
+            self._eviction.evicted(victim)
+        self._entries[key] = _Entry(num_bytes, is_unclaimed=is_prefetch)
         self._held_bytes += num_bytes
+        if is_prefetch:
+            self._evictable_bytes += num_bytes
+            self.prefetched.num_started += 1
+            self.prefetched.started_bytes += num_bytes
         self._eviction.loaded(key, num_bytes)
         return evicted
+
+    def claim(self, key: AdapterKey) -> None:
+        """A request needs what is being prefetched: from now on it is a load like any other."""
+        entry = self._expect(key, State.LOADING)
+        if not entry.is_unclaimed:
+            raise ResidencyViolation(f"adapter {key.digest} was not prefetched")
+        self._evictable_bytes -= entry.num_bytes
+        entry.is_unclaimed = False
+        self.prefetched.num_claimed += 1
 
     def finish_load(self, key: AdapterKey) -> None:
         """The adapter arrived and may be leased."""
         entry = self._expect(key, State.LOADING)
+        if not entry.is_unclaimed:
+            self._evictable_bytes += entry.num_bytes
         entry.state = State.RESIDENT
-        self._evictable_bytes += entry.num_bytes
         self._touch(key)
 
     def fail_load(self, key: AdapterKey) -> None:
         """The adapter did not arrive: its memory is free again and another load may be tried."""
-        self._held_bytes -= self._expect(key, State.LOADING).num_bytes
-        del self._entries[key]
+        entry = self._expect(key, State.LOADING)
+        if entry.is_unclaimed:
+            self._evictable_bytes -= entry.num_bytes
+        self._remove(key)
 
     def acquire(self, key: AdapterKey) -> None:
-        """Take a lease on a resident adapter, which keeps it from being evicted."""
+        """Take a lease on a resident adapter, which keeps it from being evicted, and claims it."""
         entry = self._expect(key, State.RESIDENT)
         if entry.leases == 0:
             self._evictable_bytes -= entry.num_bytes
         entry.leases += 1
+        if entry.is_unclaimed:
+            entry.is_unclaimed = False
+            self.prefetched.num_claimed += 1
         self._eviction.used(key)
         self._touch(key)
 
@@ -139,24 +204,16 @@ class Residency:
             entry.leases == 0 or (entry.leases > 0 and entry.state is State.RESIDENT)
             for entry in self._entries.values()
         )
+        num_unclaimed = sum(entry.is_unclaimed for entry in self._entries.values())
+        ended = self.prefetched.num_claimed + self.prefetched.num_wasted
+        assert self.prefetched.num_started == ended + num_unclaimed
 
-    def _evict(self, num_bytes: int) -> tuple[AdapterKey, ...]:
-        missing = num_bytes - self.free_bytes
-        if missing <= 0:
-            return ()
-        evicted: list[AdapterKey] = []
-        candidates = [key for key, entry in self._entries.items() if entry.evictable]
-        for key in self._eviction.order(candidates):
-            if missing <= 0:
-                break
-            evicted.append(key)
-            missing -= self._entries[key].num_bytes
-        for key in evicted:
-            num_evicted = self._entries.pop(key).num_bytes
-            self._held_bytes -= num_evicted
-            self._evictable_bytes -= num_evicted
-            self._eviction.evicted(key)
-        return tuple(evicted)
+    def _remove(self, key: AdapterKey) -> None:
+        entry = self._entries.pop(key)
+        self._held_bytes -= entry.num_bytes
+        if entry.is_unclaimed:
+            self.prefetched.num_wasted += 1
+            self.prefetched.wasted_bytes += entry.num_bytes
 
     def _touch(self, key: AdapterKey) -> None:
         self._entries[key] = self._entries.pop(key)

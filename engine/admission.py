@@ -7,27 +7,46 @@ from typing import Protocol
 
 from loraplex.adapters.residency import State
 from loraplex.engine.request import Request
+from loraplex.engine.waits import Reason
 
 
 class Blocked(Enum):
     """Why a candidate could not start now."""
 
     LOADING = "its adapter is on its way; the load has just been started for it, or was under way"
+    TRANSFERS = "as many bytes of adapters are on their way as may"
     ADAPTER_MEMORY = "there is no memory for its adapter"
     KV_BLOCKS = "there are too few KV blocks"
     SLOTS = "as many requests run as may"
     STEP = "the step is full"
 
 
+WAITS_FOR_COPIES = frozenset({Blocked.LOADING, Blocked.TRANSFERS})
+"""What is over by itself, whoever runs meanwhile."""
+REASONS: Mapping[Blocked, Reason] = {
+    Blocked.SLOTS: "slot",
+    Blocked.KV_BLOCKS: "kv",
+    Blocked.ADAPTER_MEMORY: "adapter_memory",
+    Blocked.STEP: "step",
+    Blocked.TRANSFERS: "load",
+}
+"""How that is told of those that wait; who waits for a load has a clock that says so."""
+
+
 class AdmissionView(Protocol):
     """What a policy may ask of the scheduler; nothing changes by asking. Times in ms."""
 
     def adapter_state(self, request: Request) -> State:
-        """Where its adapter is; RESIDENT for the base model."""
+        """Where its adapter is; RESIDENT for the base model, ABSENT while it is prefetched and no
+        request has needed it yet."""
         ...
 
     def fits(self, request: Request) -> bool:
         """True if there are KV blocks for it now."""
+        ...
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of it that need not be computed."""
         ...
 
     def predicted_ms(self, request: Request) -> float:
@@ -35,7 +54,8 @@ class AdmissionView(Protocol):
         ...
 
     def load_ms(self, request: Request) -> float:
-        """The load's part of that; 0 where none is needed."""
+        """The load's part of that; 0 where none is needed, or another has paid for it. The first
+        to use what was prefetched pays for it."""
         ...
 
     def predicted_run_ms(self, request: Request) -> float:
@@ -97,6 +117,10 @@ class AdmissionPolicy(Protocol):
         """True if it runs only on what no other can use, and gives it back when one can."""
         ...
 
+    def upcoming(self) -> Iterator[Request]:
+        """Some of those that wait, the likeliest to be admitted next first; nothing changes."""
+        ...
+
 
 class FirstComeFirstServed:
     """Order of arrival, whoever sent them; a preempted request goes before all others.
@@ -139,7 +163,7 @@ class FirstComeFirstServed:
 
     def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002  of the protocol
         """Go on behind a load, and behind nothing else."""
-        self._goes_on = by is Blocked.LOADING
+        self._goes_on = by in WAITS_FOR_COPIES
 
     def measured(self, shares_ms: Mapping[str, float]) -> None:
         """Time is nothing to it; nor are the next."""
@@ -154,3 +178,7 @@ class FirstComeFirstServed:
     def yields(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
         """Nobody does."""
         return False
+
+    def upcoming(self) -> Iterator[Request]:
+        """In their order."""
+        yield from self._waiting.values()

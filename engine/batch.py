@@ -38,6 +38,8 @@ class StepBatch:
     """Adapters of the sampled rows alone."""
     request_ids: tuple[str, ...]
     """Of the sampled rows."""
+    sampled_keys: tuple[str, ...]
+    """The same in the order of the plan."""
     sampling: SamplingRows
     """How the sampled rows are drawn."""
 
@@ -90,6 +92,7 @@ def build_batch(
             [chunk for _, chunk in sampling], [1] * len(sampling), adapters, layout.cpu_lora
         ),
         request_ids=tuple(chunk.request_id for _, chunk in sampling),
+        sampled_keys=plan.sampled_keys,
         sampling=sampling_rows(
             [c.sample for c in chunks if c.sample], layout.vocab_size, layout.device
         ),

@@ -5,8 +5,12 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from loraplex.engine.protocol import ServiceTier
+
+PrefetchMode = Literal["none", "queue", "all"]
+"""`queue` looks ahead among requests that wait; `all` also expects those that may come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,15 @@ class SchedulerConfig:
     max_model_len: int
     vocab_size: int
     """Token ids are below it."""
+    prefix_cache: bool = True
+    """Keep what requests computed, for those that begin alike."""
     targets: Mapping[ServiceTier, Targets] = field(default_factory=lambda: MappingProxyType({}))
     """By tier; one that is not in it has none."""
+    max_transfer_bytes: int | None = None
+    """Bytes of adapters that may be on their way at a time, but for one load, which always may;
+    None takes a quarter of the adapters' memory."""
+    prefetch: PrefetchMode = "none"
+    """Which adapters are loaded before they are needed; see `Prefetch`."""
     min_prefill_tokens: int = 16
     """Tokens of prompts that a step may compute, whatever it makes late."""
     min_learned_steps: int = 64

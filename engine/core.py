@@ -81,9 +81,9 @@ class Engine(Generic[Batch]):
         self._take_messages()
         self._take_arrivals()
         plan = self._scheduler.plan(self._clock())
-        self._transfers.start(plan.evictions, plan.loads)
+        self._transfers.start(plan)
         planned = perf_counter()
-        if not plan.chunks:
+        if not plan.num_requests:
             return StepReport(plan, self._with_asides(self._scheduler.take_events()))
         try:
             batch = self._runner.build(plan, self._transfers.resident)
@@ -128,7 +128,7 @@ class Engine(Generic[Batch]):
 
     def _take_arrivals(self) -> None:
         for arrival in self._transfers.arrivals():
-            if arrival.weights is None:
+            if arrival.error is not None:
                 self._residency.fail_load(arrival.key)
                 self._scheduler.fail_adapter(arrival.key, *_told(arrival.error))
             else:

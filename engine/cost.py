@@ -13,20 +13,26 @@ chosen anew from all data at any time: none may be negative, and an edge stays o
 significant.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import ArrayLike
 
-from loraplex.engine.cost_errors import DriftAlarm, ErrorPercentiles, ErrorWindow
+from loraplex.engine.cost_errors import (
+    Choice,
+    DriftAlarm,
+    ErrorPercentiles,
+    ErrorWindow,
+    Hindsight,
+)
 from loraplex.engine.cost_features import (
     EDGES,
     NUM_FEATURES,
     NUM_SMOOTH,
     CostTerms,
     Floats,
-    Row,
+    Rows,
     StepFeatures,
     vector,
 )
@@ -36,8 +42,11 @@ _FORGETTING = 0.999
 _FORGETTING_AFTER_DRIFT = 0.99
 _STEPS_AFTER_DRIFT = 200
 _KEPT_AT_DRIFT = 0.05
-_SIGNIFICANT_T = 2.5
+_NEEDED_T = np.array([0.0] * NUM_SMOOTH + [2.5] * (NUM_FEATURES - NUM_SMOOTH))
+"""What a weight must be in standard deviations to be kept: an edge has to be significant."""
 _REFIT_EVERY, _REFIT_EVERY_WHEN_YOUNG, _YOUNG_STEPS = 64, 8, 512
+_MAX_UNSUMMED = 8
+"""Steps whose equations are added to the sums together: one product of matrices for all."""
 _RIDGE = 1e-5
 _SHORTEST_MS, _LONGEST_MS = 1e-3, 1e7
 _PRIOR_MS = np.array([10.0, 10.0, *[0.0] * (NUM_FEATURES - 2)])
@@ -81,6 +90,9 @@ class CostModel:
         """Steps that it has learned from."""
         self._gram: Floats = np.zeros((NUM_FEATURES, NUM_FEATURES))
         self._moment: Floats = np.zeros(NUM_FEATURES)
+        self._unsummed: Floats = np.zeros((_MAX_UNSUMMED, NUM_FEATURES))
+        self._num_unsummed = 0
+        self._forgetting = _FORGETTING
         self._error_variance = 0.01
         self._terms = CostTerms.of(_PRIOR_MS)
         self._steps_of_drift = 0
@@ -91,6 +103,7 @@ class CostModel:
         self._factors: Floats = np.ones(_NUM_BUCKETS)
         self._alarm = DriftAlarm()
         self._errors = ErrorWindow()
+        self._hindsight = Hindsight(self.predict_chunks_ms)
 
     @property
     def edges(self) -> tuple[int, ...]:
@@ -107,13 +120,19 @@ class CostModel:
         """Relative errors of predictions made before their steps were learned."""
         return self._errors.percentiles(newest)
 
+    def regrets(self) -> ErrorPercentiles:
+        """What choices of sizes lost, as far as it knows now; see `Hindsight`."""
+        return self._hindsight.percentiles()
+
+    def note_choice(self, choice: Choice) -> None:
+        """Judge a choice once more has been learned."""
+        self._hindsight.note(choice, self.num_steps)
+
     def predict_ms(self, step: StepFeatures) -> float:
         """Time of one step in ms, never negative."""
         return self._terms.step_ms(step) * float(self._factors[_bucket(step.num_tokens)])
 
-    def predict_chunks_ms(
-        self, step: StepFeatures, chunk_tokens: Sequence[int] | Floats, start: int
-    ) -> Floats:
+    def predict_chunks_ms(self, step: StepFeatures, chunk_tokens: ArrayLike, start: int) -> Floats:
         """Times of a step with one more chunk of a prompt, for each of k sizes of that chunk.
 
         `chunk_tokens`: shape (k,); `start`: tokens of the prompt that are computed already.
@@ -165,24 +184,25 @@ class CostModel:
         prefill_ms = fixed_ms + prefill * (terms.token_ms + attended_ms)
         read_ms = terms.kv_token_ms * (prompt_tokens + output_tokens / 2)
         decode_ms = fixed_ms + terms.token_ms + terms.decode_ms + read_ms
-        return prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes
+        return max(0.0, prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes)
 
-    def shares(self, rows: Sequence[Row], step_ms: float) -> Floats:
+    def shares(self, rows: Rows, step_ms: float) -> Floats:
         """Divide a step's time among its chunks; shape (rows,), in ms, with sum `step_ms`.
 
         A chunk's claim is the larger of its share of the predicted time and its share of the KV
         tokens that the step's requests hold; claims are scaled to the time.
         """
-        if not rows:
+        if not len(rows):
             return np.zeros(0)
         time = self._terms.rows_ms(rows)
-        held = np.array([row[0] + row[1] for row in rows], np.float64)
+        held = rows.held_tokens()
         total = float(time.sum())
         claim = np.maximum(time / total if total > 0 else 1.0 / len(rows), held / held.sum())
         return np.asarray(claim * (step_ms / claim.sum()))
 
     def to_json(self) -> bytes:
         """Return all that was learned, but for the newest errors."""
+        self._sum_up()
         saved = _Saved(
             format=1,
             model=self.subject.model,
@@ -206,11 +226,11 @@ class CostModel:
         """
         try:
             saved = msgspec.json.decode(data, type=_Saved)
-        except msgspec.DecodeError as error:
+            gram, moment = np.array(saved.gram, float), np.array(saved.moment, float)
+            left_over = np.array([saved.left_over, saved.left_over_weight], float)
+        except (msgspec.DecodeError, ValueError) as error:
             raise CostModelInvalid(f"this is no saved cost model: {error}") from error
         model = cls(Subject(saved.model, saved.device))
-        gram, moment = np.array(saved.gram, float), np.array(saved.moment, float)
-        left_over = np.array([saved.left_over, saved.left_over_weight], float)
         if (
             (saved.format, saved.edges) != (1, EDGES)
             or (gram.shape, moment.shape) != (model._gram.shape, model._moment.shape)
@@ -222,9 +242,21 @@ class CostModel:
         model._gram, model._moment = gram, moment
         model._left_over, model._left_over_weight = left_over
         model._error_variance, model.num_steps = saved.error_variance, saved.num_steps
-        model._mean_chunks = saved.mean_chunks
-        model._refit()
+        model._mean_chunks = max(1.0, saved.mean_chunks)
+        try:
+            with np.errstate(over="raise", invalid="raise", divide="raise"):
+                model._refit()
+        except (np.linalg.LinAlgError, FloatingPointError) as error:
+            raise CostModelInvalid(f"its numbers are no cost model's: {error}") from error
+        if not model._is_finite():
+            raise CostModelInvalid("its numbers are no cost model's: they predict no time")
         return model
+
+    def _is_finite(self) -> bool:
+        """True if it predicts a time for whatever has a number of tokens."""
+        least = np.min(self._left_over_weight)
+        longest = self.predict_ms(StepFeatures(4096, 64, 4032, 4032.0**2, 4e7, 10**6, 1e3, 64, 0))
+        return bool(least >= 0 and np.isfinite(self._factors).all() and 0 <= longest < _LONGEST_MS)
 
     def _learn(self, relative: Floats, fit_error: float) -> None:
         """Add one equation `relative · weights = 1`."""
@@ -232,12 +264,24 @@ class CostModel:
         if self._steps_of_drift:
             self._steps_of_drift -= 1
             forgetting = _FORGETTING_AFTER_DRIFT
-        self._gram *= forgetting
-        self._gram += np.outer(relative, relative)
-        self._moment *= forgetting
-        self._moment += relative
+        if forgetting != self._forgetting or self._num_unsummed == _MAX_UNSUMMED:
+            self._sum_up()
+            self._forgetting = forgetting
+        self._unsummed[self._num_unsummed] = relative
+        self._num_unsummed += 1
         squared = min(fit_error * fit_error, 1.0)
         self._error_variance += 0.01 * (squared - self._error_variance)
+
+    def _sum_up(self) -> None:
+        """Add the newest equations to the sums, each discounted by those after it."""
+        count, forgetting = self._num_unsummed, self._forgetting
+        self._num_unsummed = 0
+        equations = self._unsummed[:count]
+        discounted = equations * (forgetting ** np.arange(count - 1, -1, -1.0))[:, None]
+        self._gram *= forgetting**count
+        self._gram += equations.T @ discounted
+        self._moment *= forgetting**count
+        self._moment += discounted.sum(axis=0)
 
     def _learn_left_over(self, bucket: int, surplus: float) -> None:
         """What the fit leaves over near this number of tokens, shrunk towards nothing."""
@@ -250,6 +294,7 @@ class CostModel:
 
     def _forget(self) -> None:
         """The machine has changed: keep little of what was, and forget faster for a while."""
+        self._sum_up()
         self.num_alarms += 1
         self._steps_of_drift = _STEPS_AFTER_DRIFT
         # As if what is kept had been measured on the machine as it is now.
@@ -261,22 +306,23 @@ class CostModel:
 
     def _refit(self) -> None:
         """Solve anew, without what would be negative and edges that do not matter."""
+        self._sum_up()
         ridge = _RIDGE * max(float(self._gram.trace()) / NUM_FEATURES, 1e-9)
-        kept = np.flatnonzero(np.diag(self._gram) > 0)
-        weights = np.zeros(NUM_FEATURES)
-        while len(kept):
-            normal = self._gram[np.ix_(kept, kept)]
-            normal[np.diag_indices_from(normal)] += ridge
-            inverse = np.linalg.inv(normal)
-            solution = inverse @ (self._moment[kept] + ridge * _PRIOR_MS[kept])
-            deviation = np.sqrt(np.maximum(np.diag(inverse), 0) * self._error_variance) + 1e-12
-            worth = solution / deviation
-            needed = np.where(kept >= NUM_SMOOTH, _SIGNIFICANT_T, 0.0)
-            surplus = worth - needed
-            if surplus.min() >= 0:
-                weights[kept] = solution
+        surplus = np.full(NUM_FEATURES, np.inf)
+        kept = self._gram.diagonal() > 0
+        inverse = np.linalg.inv(self._gram + np.diag(np.where(kept, ridge, 1.0)))
+        weights = inverse @ np.where(kept, self._moment + ridge * _PRIOR_MS, 0.0)
+        while kept.any():
+            deviation = np.sqrt(np.maximum(inverse.diagonal(), 0) * self._error_variance) + 1e-12
+            np.subtract(weights / deviation, _NEEDED_T, out=surplus, where=kept)
+            worst = int(surplus.argmin())
+            if surplus[worst] >= 0:
                 break
-            kept = np.delete(kept, surplus.argmin())
+            # The solution without it, from the one with it: a step of Gauss and Jordan.
+            without = inverse[:, worst] / inverse[worst, worst]
+            weights -= without * weights[worst]
+            inverse -= np.outer(without, inverse[worst])
+            weights[worst], kept[worst], surplus[worst] = 0.0, False, np.inf
         if weights.any():
             self._terms = CostTerms.of(weights)
         used = self._left_over_weight > 0

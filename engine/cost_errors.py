@@ -1,15 +1,18 @@
 """How far predictions were from what was measured, and when they have begun to drift."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 
-from loraplex.engine.cost_features import Floats
+from loraplex.engine.cost_features import Floats, StepFeatures
 
 _WINDOW = 512
 _SETTLING_STEPS = 50
+_JUDGED_AFTER_STEPS = 64
+_ONE_CHOICE_IN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,48 @@ class DriftAlarm:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A size that was chosen for the prompts of a step, among others."""
+
+    step: StepFeatures
+    """The step without them."""
+    sizes: tuple[int, ...]
+    chosen: int
+    """Which of the sizes."""
+    limit_ms: float
+    """How long the step was to take at most; `inf` for any time."""
+
+
+class Hindsight:
+    """What was lost by choices, judged by what is known 64 steps after each: one in eight is kept.
+
+    The sizes that were not chosen never ran, so this is what the model finds wrong about itself,
+    which is less than all that was.
+    """
+
+    def __init__(self, predict_ms: Callable[[StepFeatures, Sequence[int], int], Floats]) -> None:
+        """`predict_ms` tells times of steps with more of a prompt, as the cost model does."""
+        self._predict_ms = predict_ms
+        self._count = 0
+        self._kept: deque[tuple[int, Choice]] = deque()
+        self._regrets = ErrorWindow()
+
+    def note(self, choice: Choice, num_steps: int) -> None:
+        """A choice was made after `num_steps` had been learned."""
+        if self._count % _ONE_CHOICE_IN == 0:
+            self._kept.append((num_steps, choice))
+        self._count += 1
+        while self._kept and self._kept[0][0] + _JUDGED_AFTER_STEPS <= num_steps:
+            judged = self._kept.popleft()[1]
+            times = self._predict_ms(judged.step, judged.sizes, 0)
+            self._regrets.add(regret_of(judged.chosen, times, judged.sizes, judged.limit_ms))
+
+    def percentiles(self) -> ErrorPercentiles:
+        """Of the regrets of the newest choices that were judged."""
+        return self._regrets.percentiles()
+
+
 def decision_regret(
     predicted_ms: Sequence[float] | Floats,
     measured_ms: Sequence[float] | Floats,
@@ -87,14 +132,30 @@ def decision_regret(
 ) -> float:
     """What choosing by prediction lost against choosing in hindsight, from 0 (nothing) to 1.
 
-    The choice is the candidate with the most tokens per millisecond by prediction. A candidate's
-    rate counts less by the factor by which it is longer than `limit_ms`, so that breaking the limit
-    by a little loses a little. Regret is the share of the best measured rate that it missed.
+    The choice is the candidate with the most tokens per millisecond by prediction; see `regret_of`.
     """
-    work = np.asarray(tokens, float)
-    expected, rates = (
-        work / np.maximum(times, 1e-9) * np.minimum(1.0, limit_ms / np.maximum(times, 1e-9))
-        for times in (np.asarray(predicted_ms, float), np.asarray(measured_ms, float))
-    )
-    best = rates.max()
-    return float(1.0 - rates[expected.argmax()] / best) if best > 0 else 0.0
+    chosen = int(_rates(predicted_ms, tokens, limit_ms).argmax())
+    return regret_of(chosen, measured_ms, tokens, limit_ms)
+
+
+def regret_of(
+    chosen: int,
+    times_ms: Sequence[float] | Floats,
+    tokens: Sequence[float] | Floats,
+    limit_ms: float = inf,
+) -> float:
+    """The share of the best rate of tokens that the chosen candidate misses, from 0 to 1.
+
+    A candidate's rate counts less by the factor by which it is longer than `limit_ms`, so that
+    breaking the limit by a little loses a little.
+    """
+    rates = _rates(times_ms, tokens, limit_ms)
+    best = float(rates.max())
+    return 1.0 - float(rates[chosen]) / best if best > 0 else 0.0
+
+
+def _rates(
+    times_ms: Sequence[float] | Floats, tokens: Sequence[float] | Floats, limit_ms: float
+) -> Floats:
+    times = np.maximum(np.asarray(times_ms, float), 1e-9)
+    return np.asarray(np.asarray(tokens, float) / times * np.minimum(1.0, limit_ms / times))

@@ -32,6 +32,25 @@ class Row(NamedTuple):
     is_decode: bool
 
 
+class Rows(NamedTuple):
+    """The same for all of a step: decodes, which are most, as arrays."""
+
+    start: Floats
+    """[n], of decodes."""
+    rank: Floats
+    """[n]"""
+    chunks: Sequence[Row]
+    """All others."""
+
+    def __len__(self) -> int:
+        return len(self.start) + len(self.chunks)
+
+    def held_tokens(self) -> Floats:
+        """Tokens that each has in the KV cache after the step: decodes, then chunks."""
+        of_chunks = [chunk.start + chunk.num_tokens for chunk in self.chunks]
+        return np.concatenate((self.start + 1.0, of_chunks))
+
+
 @dataclass(frozen=True, slots=True)
 class StepFeatures:
     """One step, seen by the cost model."""
@@ -163,19 +182,21 @@ class CostTerms:
         ms += fixed
         return ms
 
-    def rows_ms(self, rows: Sequence[Row]) -> Floats:
-        """What each chunk adds to its step; the constant is divided equally. Shape (rows,)."""
-        num_tokens, start, rank, is_decode = (
-            np.array(column, float) for column in zip(*rows, strict=True)
-        )
-        attended = start * self.context_ms + num_tokens * self.squared_ms
-        ms = np.where(
-            is_decode > 0, start * self.kv_token_ms + self.decode_ms, num_tokens * attended
-        )
-        ms += num_tokens * self.token_ms
-        ms += rank * self.rank_ms
-        ms += self.constant_ms / len(rows)
-        return np.asarray(ms)
+    def rows_ms(self, rows: Rows) -> Floats:
+        """What each adds to its step, decodes, then chunks; the constant is divided equally."""
+        share_ms = self.constant_ms / max(1, len(rows))
+        decodes_ms = rows.start * self.kv_token_ms
+        decodes_ms += rows.rank * self.rank_ms
+        decodes_ms += share_ms + self.token_ms + self.decode_ms
+        chunks_ms = [share_ms + self._chunk_ms(chunk) for chunk in rows.chunks]
+        return np.concatenate((decodes_ms, chunks_ms))
+
+    def _chunk_ms(self, chunk: Row) -> float:
+        num_tokens, start, rank, is_decode = chunk
+        ms = num_tokens * self.token_ms + rank * self.rank_ms
+        if is_decode:
+            return ms + start * self.kv_token_ms + self.decode_ms
+        return ms + num_tokens * (start * self.context_ms + num_tokens * self.squared_ms)
 
     def _fixed_ms(self, step: StepFeatures) -> float:
         return (

@@ -1,10 +1,13 @@
 """What the scheduler asks of whoever predicts times and lengths."""
 
-from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.cost_features import Row, StepFeatures
+from loraplex.engine.cost_errors import Choice
+from loraplex.engine.cost_features import Floats, Rows, StepFeatures
 
 
 class StepCosts(Protocol):
@@ -21,14 +24,18 @@ class StepCosts(Protocol):
         ...
 
     def predict_chunks_ms(
-        self, step: StepFeatures, chunk_tokens: Sequence[int], start: int
-    ) -> Iterable[float]:
-        """Times of a step with one more chunk of a prompt, for each of several sizes of it;
+        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int
+    ) -> Floats:
+        """Times of a step with one more chunk of a prompt, for each of k sizes of it: [k];
         `start` tokens of the prompt are computed already."""
         ...
 
     def observe(self, step: StepFeatures, ms: float) -> None:
         """Learn from a step that took `ms`."""
+        ...
+
+    def note_choice(self, choice: Choice, /) -> None:
+        """A size was chosen by its predictions, so that what that lost can be told later."""
         ...
 
     def request_ms(
@@ -42,8 +49,8 @@ class StepCosts(Protocol):
         """What a request costs the machine from start to end, the load of its adapter included."""
         ...
 
-    def shares(self, rows: Sequence[Row], step_ms: float) -> Iterable[float]:
-        """Divide a step's time among its chunks, in their order; the sum is `step_ms`."""
+    def shares(self, rows: Rows, step_ms: float) -> Floats:
+        """Divide a step's time among its chunks, in their order, [n]; the sum is `step_ms`."""
         ...
 
 

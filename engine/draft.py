@@ -1,148 +1,143 @@
 """The plan of one step while it is being made."""
 
+from collections import Counter
+
+import numpy as np
+
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.cost_features import Row, StepFeatures
+from loraplex.engine.cost_features import Floats, Row, Rows, StepFeatures
+from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.plan import Chunk, Preempted, StepPlan
 from loraplex.engine.request import Request
 
-_BASE = AdapterKey("", "")
-
 
 class Draft:
-    """Chunks so far, how many more rows there may be, and what the cost model wants to know."""
+    """What the step computes so far, how many more rows there may be, and what the cost model wants
+    to know."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, decoding: DecodeRows) -> None:
         self.budget = budget
         self.is_bounded = False
         """True if a deadline took some of the budget."""
-        self.requests: list[Request] = []
-        """Whose the chunks are, in their order."""
-        self.chunks: list[Chunk] = []
+        self.has_yielding = False
+        """True once those that yield have got what the others left."""
         self.loads: list[AdapterKey] = []
+        self.prefetches: list[AdapterKey] = []
+        self.claims: list[AdapterKey] = []
         self.evictions: list[AdapterKey] = []
         self.preempted: list[Preempted] = []
+        self._decoding = decoding
+        self.selection = decoding.nobody
+        """Who decodes, in the order of `decodes`."""
+        self.decodes = decoding.decodes(decoding.nobody)
+        self.chunks: list[Chunk] = []
+        """Of prompts."""
+        self.prefilling: list[Request] = []
+        """Whose `chunks` are."""
         self._ends: dict[str, int] = {}
-        self._num_chunks_of: dict[AdapterKey, int] = {}
-        self._num_decodes = 0
-        self._kv_tokens = 0
-        self._sum_rank = 0.0
-        self._prefill = (0, 0, 0)
 
     def computed(self, request: Request) -> int:
         """Tokens of a running choice that are in the KV cache after this step."""
         return self._ends.get(request.key, request.num_computed_tokens)
 
-    @property
-    def has_prefills(self) -> bool:
-        """True if a chunk is of a prompt."""
-        return self._prefill[0] > 0
+    def slack_ms(self, now: float) -> float:
+        """How long the step may take until a token of those that decode is late."""
+        return self._decoding.slack_ms(self.selection, now)
 
-    def add_decode(self, request: Request) -> None:
-        """Give a request that decodes its one row. Most chunks are these."""
-        token_ids, adapter = request.token_ids, request.adapter
-        start = len(token_ids) - 1
-        self.chunks.append(
-            Chunk(
-                request.key,
-                adapter,
-                (token_ids[-1],),
-                start,
-                request.blocks(),
-                request.sample_spec(),
-            )
-        )
-        self.requests.append(request)
-        self.budget -= 1
-        self._num_decodes += 1
-        self._kv_tokens += start
-        if adapter is not None:
-            self._count(adapter, request)
+    def decode(self, *, yielding: bool) -> None:
+        """Give those that decode, and yield or do not, their row each."""
+        selection = self._decoding.select(self.budget, yielding=yielding)
+        self.budget -= len(selection)
+        self.selection = self._decoding.both(self.selection, selection)
+        self.decodes = self._decoding.decodes(self.selection)
 
-    def add(self, request: Request) -> None:
+    def prefill(self, request: Request) -> None:
         """Give the request as much of the step as it can use."""
-        start, adapter, token_ids = request.num_computed_tokens, request.adapter, request.token_ids
-        missing = len(token_ids) - start
-        if missing == 1:
-            self.add_decode(request)
-            return
-        num_tokens = min(missing, self.budget)
+        start, token_ids = request.num_computed_tokens, request.token_ids
+        num_tokens = min(len(token_ids) - start, self.budget)
         end = start + num_tokens
         self.chunks.append(
             Chunk(
                 request.key,
-                adapter,
+                request.adapter,
                 tuple(token_ids[start:end]),
                 start,
-                request.blocks(),
-                request.sample_spec() if num_tokens == missing else None,
+                tuple(request.block_table),
+                request.sample_spec() if end == len(token_ids) else None,
             )
         )
-        self.requests.append(request)
+        self.prefilling.append(request)
         self.budget -= num_tokens
         self._ends[request.key] = end
-        tokens, squared, context = self._prefill
-        self._prefill = (
-            tokens + num_tokens,
-            squared + num_tokens * num_tokens,
-            context + num_tokens * start,
-        )
-        if adapter is not None:
-            self._count(adapter, request)
-
-    def _count(self, adapter: AdapterKey, request: Request) -> None:
-        of_adapter = self._num_chunks_of.get(adapter, 0)
-        self._num_chunks_of[adapter] = of_adapter + 1
-        if not of_adapter:
-            self._sum_rank += request.submission.rank
 
     def features(self, bytes_in_flight: int) -> StepFeatures:
         """The step so far, as the cost model sees it."""
-        tokens, squared, context = self._prefill
+        num_decodes, kv_tokens = len(self.decodes), int(self.decodes.positions.sum())
+        tokens = squared = context = 0
+        sum_rank = self.selection.sum_rank
+        adapters: set[AdapterKey] = set()
+        for chunk, request in zip(self.chunks, self.prefilling, strict=True):
+            num_tokens, adapter = len(chunk.token_ids), chunk.adapter
+            if is_decode(chunk):
+                num_decodes += 1
+                kv_tokens += chunk.start
+            else:
+                tokens += num_tokens
+                squared += num_tokens * num_tokens
+                context += num_tokens * chunk.start
+            if adapter is not None and adapter not in adapters and self._run(adapter) is None:
+                adapters.add(adapter)
+                sum_rank += request.submission.rank
         return StepFeatures(
-            num_tokens=self._num_decodes + tokens,
-            num_decodes=self._num_decodes,
+            num_tokens=num_decodes + tokens,
+            num_decodes=num_decodes,
             prefill_tokens=tokens,
             prefill_squared=squared,
             prefill_context=context,
-            kv_tokens=self._kv_tokens,
-            sum_rank=self._sum_rank,
-            num_adapters=len(self._num_chunks_of),
+            kv_tokens=kv_tokens,
+            sum_rank=sum_rank,
+            num_adapters=self.selection.num_adapters + len(adapters),
             bytes_in_flight=bytes_in_flight,
         )
 
-    def rows(self) -> list[Row]:
-        """What each chunk asks of the machine, in the order of `requests`."""
-        return [
-            Row(
-                len(chunk.token_ids),
-                chunk.start,
-                request.submission.rank / self._num_chunks_of[chunk.adapter]
-                if chunk.adapter is not None
-                else 0.0,
-                len(chunk.token_ids) == 1 and chunk.sample is not None,
-            )
-            for chunk, request in zip(self.chunks, self.requests, strict=True)
-        ]
+    def rows(self) -> Rows:
+        """What each part of the step asks of the machine: of the selected, then of the chunks."""
+        selection = self.selection
+        runs = [None if c.adapter is None else self._run(c.adapter) for c in self.chunks]
+        of_run: Floats = selection.lengths.astype(np.float64)
+        alone = Counter[AdapterKey | None]()
+        for chunk, run in zip(self.chunks, runs, strict=True):
+            if run is None:
+                alone[chunk.adapter] += 1
+            else:
+                of_run[run] += 1
+        chunks = []
+        for chunk, run, request in zip(self.chunks, runs, self.prefilling, strict=True):
+            rank = request.submission.rank / (alone[chunk.adapter] if run is None else of_run[run])
+            chunks.append(Row(len(chunk.token_ids), chunk.start, rank, is_decode(chunk)))
+        return Rows(
+            start=self.decodes.positions.astype(np.float64),
+            rank=(selection.ranks / of_run).repeat(selection.lengths),
+            chunks=chunks,
+        )
 
     def plan(self, step: int) -> StepPlan:
-        """The finished plan: base rows first, then each adapter's together."""
+        """The finished plan."""
         return StepPlan(
             step=step,
-            chunks=_by_adapter(self.chunks),
+            prefills=tuple(self.chunks),
             loads=tuple(self.loads),
             evictions=tuple(self.evictions),
             preempted=tuple(self.preempted),
+            prefetches=tuple(self.prefetches),
+            claims=tuple(self.claims),
+            decodes=self.decodes,
         )
 
+    def _run(self, adapter: AdapterKey) -> int | None:
+        return self._decoding.run(self.selection, adapter)
 
-def _by_adapter(chunks: list[Chunk]) -> tuple[Chunk, ...]:
-    groups: dict[AdapterKey, list[Chunk]] = {}
-    for chunk in chunks:
-        key = chunk.adapter or _BASE
-        if key in groups:
-            groups[key].append(chunk)
-        else:
-            groups[key] = [chunk]
-    if len(groups) == 1:
-        return tuple(chunks)
-    return tuple(chunk for key in sorted(groups) for chunk in groups[key])
+
+def is_decode(chunk: Chunk) -> bool:
+    """True for the last token of a prompt by itself: its work is a decode's."""
+    return len(chunk.token_ids) == 1 and chunk.sample is not None

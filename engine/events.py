@@ -76,7 +76,7 @@ class Events:
         the choice ends with it."""
         self.tokens.append(
             Tokens(
-                request_id=request.submission.request_id,
+                request_id=request.request_id,
                 choice=request.choice,
                 sequence=request.num_output_tokens - 1,
                 ids=(token_id,),

@@ -77,6 +77,10 @@ class FairAdmission:
         """True for the tier `flex`."""
         return request.submission.submit.service_tier == "flex"
 
+    def upcoming(self) -> Iterator[Request]:
+        """Of the main tiers: the memory that a prefetch takes is nobody's for `flex` to keep."""
+        yield from self._main.upcoming()
+
     def check(self) -> None:
         """Assert the conservation laws; holds between any two calls."""
         self._main.check()

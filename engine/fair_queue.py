@@ -16,9 +16,14 @@ _NUM_HEADS = 16
 """Tenants among whose first requests the best is chosen; those that have been eligible longest."""
 _MAX_GAP_TENANTS = 64
 """Tenants that are looked at for a request that fills a gap, each time."""
+_NUM_AHEAD = 4
+"""Requests of one tenant that are told as upcoming."""
 _MAX_PROGRAMS = 4096
 
-_Head = tuple[bool, float, str, Request]
+_KEEPS_BEFORE_ALL = frozenset({Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY, Blocked.TRANSFERS})
+"""What those wait for who come before all others: memory is kept for them meanwhile."""
+
+_Head = tuple[bool, int, float, str, Request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,8 @@ class FairSettings:
 
 class FairQueue:
     """Tenants take turns by deficit. Of those whose turn it has been longest the one goes first
-    whose adapter is there already, then the one whose first token is due first.
+    whose adapter is there already, then the one with the longest cached prefix, then the one whose
+    first token is due first.
 
     Who needs a load is charged when the load starts, is *committed* from then on, and runs before
     all others when its adapter has come; so does who was pushed out by another tenant. A tenant
@@ -130,7 +136,7 @@ class FairQueue:
             yield request
             if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
                 return
-            if self._refusal in {Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY}:
+            if self._refusal in _KEEPS_BEFORE_ALL:
                 first = first or request
         if first is None:
             for request in self._in_turn(view):
@@ -144,10 +150,13 @@ class FairQueue:
             yield from self._gap_fillers(first, view)
 
     def admitted(self, request: Request) -> None:
-        """The candidate runs."""
+        """The candidate runs. The first that uses a prefetched adapter pays for its load."""
         self._refusal = None
         if self._committed.pop(request.key, None) is None:
+            load_ms = self._load_ms(request)
             self._charge(request)
+            if load_ms:
+                self._share.use(request.key, load_ms)
         self._unreserve(request)
 
     def blocked(self, request: Request, by: Blocked) -> None:
@@ -161,6 +170,13 @@ class FairQueue:
             self._committed[request.key] = request
         self._share.use(request.key, self._load_ms(request))
         self._unreserve(request)
+
+    def upcoming(self) -> Iterator[Request]:
+        """Eligible tenants' requests, then those of tenants that will be next; a few of each."""
+        for tenant in self._share.next_tenants(_NUM_HEADS):
+            queue = self._tenants.get(tenant)
+            if queue is not None:
+                yield from queue.oldest(_NUM_AHEAD)
 
     def measured(self, shares_ms: Mapping[str, float]) -> None:
         """Charge this queue's requests what they used beyond their charges."""
@@ -242,7 +258,8 @@ class FairQueue:
             yield request
             if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
                 return
-            if self._share.is_eligible(tenant):
+            # One that waits for the budget of transfers stays eligible, which holds refills up.
+            if self._refusal is not Blocked.TRANSFERS and self._share.is_eligible(tenant):
                 self._push_head(heads, tenant, view)
 
     def _gap_fillers(self, first: Request, view: AdmissionView) -> Iterator[Request]:
@@ -289,7 +306,8 @@ class FairQueue:
             self._share.stop_waiting(tenant)
             return
         is_absent = view.adapter_state(request) is State.ABSENT
-        heappush(heads, (is_absent, request.submission.first_token_due_s, tenant, request))
+        due_s = request.submission.first_token_due_s
+        heappush(heads, (is_absent, -view.cached_tokens(request), due_s, tenant, request))
 
     def _unpark(self, view: AdmissionView) -> None:
         for tenant in sorted(self._parked):

@@ -26,7 +26,8 @@ The order in which eligible tenants are served does not enter. `docs/scheduling.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import islice
 from math import floor
 
 
@@ -106,6 +107,15 @@ class FairShare:
         """Waiting tenants whose next request may be charged now."""
         return list(self._eligible)
 
+    def next_tenants(self, at_most: int) -> list[str]:
+        """Waiting tenants: those that are eligible, then those that refills make so first."""
+        first = list(islice(self._eligible, at_most))
+        missing = at_most - len(first)
+        if missing <= 0:
+            return first
+        due = ((d, t) for d, t in self._due if self._is_due(d, t))
+        return first + [tenant for _, tenant in nsmallest(missing, due)]
+
     @property
     def waiting(self) -> set[str]:
         """Tenants that have a request that could run, were it their turn."""
@@ -171,8 +181,8 @@ class FairShare:
             self._num_refills = max(self._num_refills, self._due[0][0])
             while self._due and self._due[0][0] <= self._num_refills:
                 due, tenant = heappop(self._due)
-                account = self._accounts.get(tenant)
-                if account is not None and account.waits and account.due == due:
+                if self._is_due(due, tenant):
+                    account = self._accounts[tenant]
                     self._settle(account)
                     self._place(tenant, account)
 
@@ -269,6 +279,11 @@ class FairShare:
         assert self._eligible.keys() <= self._accounts.keys()
         assert self._num_waiting == sum(account.waits for account in self._accounts.values())
         assert all(c.charged_ms >= c.used_ms >= 0 for c in self._charges.values())
+
+    def _is_due(self, due: int, tenant: str) -> bool:
+        """True if an entry of the heap is still so."""
+        account = self._accounts.get(tenant)
+        return account is not None and account.waits and account.due == due
 
     def _settle(self, account: _Account) -> None:
         """Add the refills since it was looked at last."""

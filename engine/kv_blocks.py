@@ -1,26 +1,48 @@
-"""The pool of KV blocks: who holds which, and nothing else."""
+"""The pool of KV blocks: who holds which, and which are kept for what they hold."""
 
 from collections import Counter
 from collections.abc import Sequence
 
+from loraplex.engine.prefix_cache import PrefixCache
+
 
 class BlockPool:
-    """Blocks 0 … num_blocks − 1, each free or held by one block table or by several that share it.
+    """Blocks 0 … num_blocks − 1, each free; or held by one block table, or by several that share
+    it; or cached: known by its tokens, held by nobody, and given up when a block is needed.
 
-    Invariant: free + held = num_blocks, checked by `check`. A shared block is counted once and free
-    when its last holder has given it back.
+    Invariant: free + held + cached = num_blocks, checked by `check`. A shared block is counted
+    once; when its last holder has given it back it is cached if the cache knows it, else free.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache | None = None) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._num_holders: Counter[int] = Counter()
+        self._num_holders = [0] * num_blocks
+        self._cache = cache
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that are cached."""
+        return 0 if self._cache is None else self._cache.num_resting
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now."""
-        return len(self._free)
+        """Blocks that can be allocated now: free ones and cached ones."""
+        return len(self._free) + self.num_cached
+
+    def free(self) -> list[int]:
+        """Blocks whose content means nothing: they are neither held nor cached."""
+        return [*self._free]
+
+    def num_free_beside(self, blocks: Sequence[int]) -> int:
+        """The same, once these blocks are held, which are held or cached."""
+        num_cached = 0
+        for block in reversed(blocks):  # those that are held come first: see `PrefixCache`
+            if self._num_holders[block]:
+                break
+            num_cached += 1
+        return self.num_free - num_cached
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` positions."""
@@ -32,32 +54,63 @@ class BlockPool:
 
     def extend(self, block_table: list[int], num_tokens: int) -> None:
         """Grow `block_table` in place to cover `num_tokens`; needs `missing` free blocks."""
-        for _ in range(self.missing(block_table, num_tokens)):
+        num_missing = self.missing(block_table, num_tokens)
+        if num_missing > len(self._free):
+            self._evict(num_missing - len(self._free))
+        for _ in range(num_missing):
             block = self._free.pop()
             self._num_holders[block] = 1
             block_table.append(block)
 
     def share(self, block_table: list[int], blocks: Sequence[int]) -> None:
-        """Append blocks to `block_table` in place that other tables hold too."""
+        """Append blocks to `block_table` in place that are cached, or that others hold too."""
         for block in blocks:
-            assert self._num_holders[block] > 0, "a KV block is shared that nobody holds"
+            if not self._num_holders[block]:
+                assert self._cache is not None, "a KV block is shared that nobody holds"
+                self._cache.hold(block)
             self._num_holders[block] += 1
             block_table.append(block)
 
+    def replace(self, block_table: list[int], index: int, block: int) -> None:
+        """Hold in a place of `block_table` a block that is cached or held, instead of its own."""
+        replaced = block_table[index]
+        taken: list[int] = []
+        self.share(taken, [block])
+        block_table[index] = block
+        self._give_back([replaced])
+
     def release(self, block_table: list[int]) -> None:
         """Give back all blocks of `block_table` and empty it in place."""
-        for block in block_table:
-            self._num_holders[block] -= 1
-            if not self._num_holders[block]:
-                del self._num_holders[block]
-                self._free.append(block)
+        self._give_back(block_table)
         block_table.clear()
+
+    def reclaim(self, blocks: Sequence[int]) -> None:
+        """Take blocks that the cache has forgotten, and that nobody holds."""
+        self._free += blocks
 
     def check(self, block_tables: list[list[int]]) -> None:
         """Assert that the tables hold exactly the held blocks, as often as was counted."""
         for table in block_tables:
             assert len(table) == len(set(table)), "a KV block is twice in one table"
         in_tables = Counter(block for table in block_tables for block in table)
-        assert in_tables == self._num_holders, "held KV blocks and block tables differ"
-        assert self._num_holders.keys().isdisjoint(self._free), "a KV block is free and held"
-        assert len(self._num_holders) + len(self._free) == self.num_blocks, "a KV block is lost"
+        counted = {block: num for block, num in enumerate(self._num_holders) if num}
+        assert in_tables == counted, "held KV blocks and block tables differ"
+        assert in_tables.keys().isdisjoint(self._free), "a KV block is free and held"
+        if self._cache is not None:
+            self._cache.check(in_tables)
+        assert len(in_tables) + self.num_free == self.num_blocks, "a KV block is lost"
+
+    def _evict(self, num_blocks: int) -> None:
+        """A few more than are needed, since to choose many at once costs less."""
+        assert self._cache is not None, "too few KV blocks are free"
+        ahead = min(self.num_blocks // 256, self._cache.num_resting)
+        self._free += self._cache.evict(max(num_blocks, ahead))
+
+    def _give_back(self, blocks: Sequence[int]) -> None:
+        num_holders = self._num_holders
+        left: list[int] = []
+        for block in blocks:
+            num_holders[block] -= 1
+            if not num_holders[block]:
+                left.append(block)
+        self._free += left if self._cache is None else self._cache.rest(left)

@@ -4,51 +4,136 @@ from collections.abc import Iterable
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.request import Request, Status
+from loraplex.engine.admission import Blocked
+from loraplex.engine.draft import Draft
+from loraplex.engine.request import Request, Status, Submission
 
 
 class Loads:
-    """Starts loads, notices that they have ended, and keeps the clocks of those who wait."""
+    """Starts loads within a budget of bytes in flight, notices that they have ended, and keeps the
+    clocks of those who wait.
 
-    def __init__(self, residency: Residency) -> None:
+    One load may always be under way, whatever its size. Prefetches take what loads leave: they
+    are no reason for a load to wait.
+    """
+
+    def __init__(self, residency: Residency, max_bytes: int | None = None) -> None:
+        """`max_bytes` is the budget; None takes a quarter of the adapters' memory, since what is on
+        its way holds memory that nobody can use."""
         self._residency = residency
+        self._max_bytes = residency.capacity_bytes // 4 if max_bytes is None else max_bytes
         self._num_bytes: dict[AdapterKey, int] = {}
+        self._prefetched: dict[AdapterKey, int] = {}
+        """The same of prefetches that nobody has claimed."""
 
     @property
     def bytes_in_flight(self) -> int:
         """Bytes that are being copied beside the steps."""
-        return sum(self._num_bytes.values())
+        return self._load_bytes + sum(self._prefetched.values())
 
-    def start(
-        self, request: Request, requests: Iterable[Request], now: float
-    ) -> tuple[AdapterKey, ...]:
-        """Start the load that a request needs; return what is evicted for it. `requests` are all
-        that are open."""
-        key = request.adapter
-        assert key is not None
-        num_bytes = request.submission.adapter_bytes
-        evicted = self._residency.start_load(key, num_bytes)
-        self._num_bytes[key] = num_bytes
-        for other in requests:
-            if other.adapter == key and other.status is Status.WAITING:
-                other.clock.switch("load", now)
-        return evicted
+    @property
+    def keys(self) -> tuple[AdapterKey, ...]:
+        """Adapters whose loads were not noted to have ended."""
+        return (*self._num_bytes, *self._prefetched)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of prefetches that may be started now."""
+        return max(0, self._max_bytes - self.bytes_in_flight)
+
+    def arrive(self, submission: Submission) -> None:
+        """A request has come, which asks for its adapter once, whatever its choices."""
+        if submission.adapter is not None:
+            self._residency.demand.arrived(submission.adapter, submission.adapter_bytes)
 
     def join(self, request: Request, now: float) -> None:
-        """Note that a request which has just arrived waits for a load, if it does."""
+        """A choice begins to wait: for a load, if one for its adapter is under way."""
+        if request.adapter is not None:
+            self._residency.demand.waits(request.adapter)
         if request.adapter in self._num_bytes:
             request.clock.switch("load", now)
 
+    def leave(self, request: Request) -> None:
+        """It waits no more."""
+        if request.adapter is not None:
+            self._residency.demand.waits_no_more(request.adapter)
+
+    def refusal(self, request: Request) -> Blocked:
+        """What a request lacks whose adapter is absent, or nobody's yet; LOADING for a load that
+        may start."""
+        key, num_bytes = request.adapter, request.submission.adapter_bytes
+        assert key is not None
+        if self._residency.is_unclaimed(key):
+            return Blocked.LOADING
+        if not self._residency.can_load(num_bytes):
+            return Blocked.ADAPTER_MEMORY
+        in_flight = self._load_bytes
+        if in_flight and in_flight + num_bytes > self._max_bytes:
+            return Blocked.TRANSFERS
+        return Blocked.LOADING
+
+    def demand(
+        self, request: Request, requests: Iterable[Request], draft: Draft, now: float
+    ) -> None:
+        """Start the load that a request needs, or claim its prefetch; nothing if it is under way.
+        `requests` are all that are open on its adapter."""
+        key = request.adapter
+        assert key is not None
+        if key in self._num_bytes:
+            return
+        if key in self._prefetched:
+            self._residency.claim(key)
+            self._num_bytes[key] = self._prefetched.pop(key)
+            draft.claims.append(key)
+        else:
+            num_bytes = request.submission.adapter_bytes
+            self._evicted(self._residency.start_load(key, num_bytes), draft)
+            self._num_bytes[key] = num_bytes
+            draft.loads.append(key)
+        for other in requests:
+            if other.adapter == key and other.status is Status.WAITING:
+                other.clock.switch("load", now)
+
+    def prefetch(self, key: AdapterKey, num_bytes: int, draft: Draft) -> None:
+        """Start to load what nobody needs yet."""
+        self._evicted(self._residency.start_load(key, num_bytes, is_prefetch=True), draft)
+        self._prefetched[key] = num_bytes
+        draft.prefetches.append(key)
+
     def note_ended(self, requests: Iterable[Request], now: float) -> bool:
-        """Forget loads that have ended; False if there were none. Once before each plan."""
-        if not self._num_bytes:
+        """Forget loads that have ended; False if there were none. Once before each plan; `requests`
+        are all that are open on `keys`."""
+        if not self._num_bytes and not self._prefetched:
             return False
         state = self._residency.state
-        ended = {key for key in self._num_bytes if state(key) is not State.LOADING}
+        in_flight = [*self._num_bytes, *self._prefetched]
+        ended = {key for key in in_flight if state(key) is not State.LOADING}
         for key in ended:
-            del self._num_bytes[key]
+            self._num_bytes.pop(key, None)
+            self._prefetched.pop(key, None)
+            if state(key) is State.ABSENT:
+                self._residency.demand.forget(key)  # it failed, and is not prefetched again
         if ended:
             for request in requests:
                 if request.adapter in ended:
                     request.clock.switch(None, now)
         return bool(ended)
+
+    def check(self, waiting: Iterable[Request]) -> None:
+        """Assert the conservation laws; `waiting` are all requests that wait."""
+        for key in (*self._num_bytes, *self._prefetched):
+            if self._residency.state(key) is State.LOADING:
+                assert self._residency.is_unclaimed(key) is (key in self._prefetched)
+        in_flight = self._load_bytes
+        assert in_flight <= self._max_bytes or len(self._num_bytes) == 1, "the budget is exceeded"
+        num_waiting = sum(request.adapter is not None for request in waiting)
+        assert self._residency.demand.num_waiting == num_waiting, "who waits is miscounted"
+
+    @property
+    def _load_bytes(self) -> int:
+        return sum(self._num_bytes.values())
+
+    def _evicted(self, evicted: tuple[AdapterKey, ...], draft: Draft) -> None:
+        draft.evictions += evicted
+        for key in evicted:
+            self._prefetched.pop(key, None)

@@ -35,12 +35,12 @@ class EngineLoop:
                 # Whatever went wrong inside one step has failed that step's requests alone.
                 num_failed += 1
                 _log.exception("a step failed")
-                self.publish(StepReport(StepPlan(0, (), (), ()), self.engine.failure_events()))
+                self.publish(StepReport(StepPlan(0), self.engine.failure_events()))
                 if num_failed == MAX_FAILED_STEPS:
                     raise
                 continue
             self.publish(report)
-            if not report.plan.chunks:
+            if not report.plan.num_requests:
                 self.mailbox.wait()
 
     def stop(self) -> None:

@@ -1,8 +1,11 @@
 """Metrics of one worker, in a registry given to it. Label sets are closed; no tenant is a label."""
 
+from dataclasses import replace
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from loraplex.adapters.residency import Residency
+from loraplex.engine.cache_metrics import CacheCollector
 from loraplex.engine.core import StepReport
 from loraplex.engine.scheduler import Scheduler
 
@@ -61,12 +64,14 @@ class WorkerMetrics:
         self._adapter_loads = Counter(
             "loraplex_adapter_loads", "Adapter transfers that were started.", registry=registry
         )
+        self._prefetches = _PrefetchMetrics(registry, residency)
         self._request_failures = Counter(
             "loraplex_request_failures",
             "Requests that failed while they ran, by cause.",
             ["code"],
             registry=registry,
         )
+        registry.register(CacheCollector(scheduler.blocks))
         self._watch(scheduler, residency, num_blocks)
 
     def observe(self, report: StepReport) -> None:
@@ -74,13 +79,14 @@ class WorkerMetrics:
         plan, events = report.plan, report.events
         self._adapter_loads.inc(len(plan.loads))
         self._preemptions.inc(plan.num_preempted)
+        self._prefetches.observe()
         for finished in events.finished:
             self._queue_seconds.observe(finished.queue_ms / 1e3)
         for failed in events.failed:
             self._request_failures.labels(failed.code).inc()
-        if plan.chunks:
+        if plan.num_requests:
             self._step_adapters.observe(plan.num_adapters)
-            self._step_requests.observe(len(plan.chunks))
+            self._step_requests.observe(plan.num_requests)
             self._step_tokens.observe(plan.num_tokens)
             self._step_seconds.labels("plan").observe(report.plan_s)
             self._step_seconds.labels("build").observe(report.build_s)
@@ -103,7 +109,9 @@ class WorkerMetrics:
         blocks = Gauge(
             "loraplex_kv_blocks", "KV blocks, by state.", ["state"], registry=self._registry
         )
-        blocks.labels("free").set_function(lambda: scheduler.num_free_blocks)
+        pool = scheduler.blocks.pool
+        blocks.labels("free").set_function(lambda: pool.num_free - pool.num_cached)
+        blocks.labels("cached").set_function(lambda: pool.num_cached)
         blocks.labels("held").set_function(lambda: num_blocks - scheduler.num_free_blocks)
         held = Gauge(
             "loraplex_adapter_bytes",
@@ -113,3 +121,35 @@ class WorkerMetrics:
         )
         held.labels("held").set_function(lambda: residency.held_bytes)
         held.labels("free").set_function(lambda: residency.capacity_bytes - residency.held_bytes)
+
+
+class _PrefetchMetrics:
+    """What becomes of prefetches: precision is claimed ÷ started, recall claimed ÷ (claimed +
+    loads)."""
+
+    def __init__(self, registry: CollectorRegistry, residency: Residency) -> None:
+        self._prefetches = Counter(
+            "loraplex_adapter_prefetches",
+            "Loads that were started before any request needed them, by what became of them: "
+            "claimed by a request, or wasted, since they were evicted before or failed.",
+            ["state"],
+            registry=registry,
+        )
+        self._wasted_bytes = Counter(
+            "loraplex_adapter_prefetch_wasted_bytes",
+            "Bytes of prefetches that were wasted.",
+            registry=registry,
+        )
+        self._counts = residency.prefetched
+        self._seen = replace(self._counts)
+
+    def observe(self) -> None:
+        """Count what has happened since the last call."""
+        now, seen = self._counts, self._seen
+        if now == seen:
+            return
+        self._prefetches.labels("started").inc(now.num_started - seen.num_started)
+        self._prefetches.labels("claimed").inc(now.num_claimed - seen.num_claimed)
+        self._prefetches.labels("wasted").inc(now.num_wasted - seen.num_wasted)
+        self._wasted_bytes.inc(now.wasted_bytes - seen.wasted_bytes)
+        self._seen = replace(now)

@@ -7,9 +7,9 @@ from loraplex.adapters.residency import Residency, State
 from loraplex.engine.admission import Blocked
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.costs_port import OutputLengths, StepCosts
-from loraplex.engine.kv_blocks import BlockPool
+from loraplex.engine.loads import Loads
 from loraplex.engine.request import Request
-from loraplex.engine.shared_prompt import shareable_blocks
+from loraplex.engine.request_blocks import RequestBlocks
 
 
 class Outlook:
@@ -19,14 +19,17 @@ class Outlook:
     def __init__(
         self,
         config: SchedulerConfig,
-        pool: BlockPool,
+        blocks: RequestBlocks,
         residency: Residency,
+        loads: Loads,
         costs: StepCosts,
         lengths: OutputLengths,
     ) -> None:
         self._config = config
-        self._pool = pool
+        self._blocks = blocks
+        self._pool = blocks.pool
         self._residency = residency
+        self._loads = loads
         self._costs = costs
         self._lengths = lengths
         self._running: list[Request] = []
@@ -41,12 +44,22 @@ class Outlook:
         self._running, self._computed, self._step_ms = running, computed, step_ms
 
     def adapter_state(self, request: Request) -> State:
-        """Where its adapter is; RESIDENT for the base model."""
-        return State.RESIDENT if request.adapter is None else self._residency.state(request.adapter)
+        """See `AdmissionView.adapter_state`."""
+        key = request.adapter
+        if key is None:
+            return State.RESIDENT
+        state = self._residency.state(key)
+        if state is State.LOADING and self._residency.is_unclaimed(key):
+            return State.ABSENT
+        return state
 
     def shared(self, request: Request) -> list[int]:
-        """Blocks that it can take over from another choice."""
-        return shareable_blocks(request, self._pool.block_size, self._computed)
+        """Blocks that it can take over instead of computing them."""
+        return self._blocks.shared(request, self._computed)
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of it that need not be computed."""
+        return len(self.shared(request)) * self._pool.block_size
 
     def missing(self, request: Request, shared: list[int], num_running: int) -> Blocked | None:
         """What a request lacks to start now; LOADING also for one whose load may start."""
@@ -56,9 +69,8 @@ class Outlook:
         if state is State.LOADING:
             return Blocked.LOADING
         if state is State.ABSENT:
-            can_load = self._residency.can_load(request.submission.adapter_bytes)
-            return Blocked.LOADING if can_load else Blocked.ADAPTER_MEMORY
-        if self._pool.missing(shared, request.num_tokens) > self._pool.num_free:
+            return self._loads.refusal(request)
+        if self._missing_beside(shared, request) > 0:
             return Blocked.KV_BLOCKS
         return None
 
@@ -71,21 +83,22 @@ class Outlook:
         self._expect(request)
         return self._costs.request_ms(
             request.num_tokens,
-            len(self.shared(request)) * self._pool.block_size,
+            self.cached_tokens(request),
             self._output_left(request),
             request.submission.rank,
             self._load_bytes(request),
         )
 
     def load_ms(self, request: Request) -> float:
-        """The load's part of that; 0 where none is needed."""
+        """See `AdmissionView.load_ms`."""
         load_bytes = self._load_bytes(request)
         if not load_bytes:
             return 0.0
         return self._costs.request_ms(1, 0, 0, 0.0, load_bytes) - self._costs.request_ms(1, 0, 0)
 
     def recompute_ms(self, request: Request) -> float:
-        """What it costs to compute anew what a running request has in the KV cache."""
+        """What it costs to compute anew what a running request has in the KV cache, should nothing
+        of it be found again."""
         if not request.num_computed_tokens:
             return 0.0
         return self._costs.request_ms(request.num_computed_tokens, 0, 0, request.submission.rank)
@@ -93,13 +106,14 @@ class Outlook:
     def predicted_run_ms(self, request: Request) -> float:
         """Wall time from its start to its end."""
         self._expect(request)
-        prefill_steps = -(-request.num_tokens // self._config.max_step_tokens)
+        num_tokens = request.num_tokens - self.cached_tokens(request)
+        prefill_steps = -(-num_tokens // self._config.max_step_tokens)
         return (prefill_steps + self._output_left(request)) * self._step_ms
 
     def predicted_wait_ms(self, request: Request) -> float:
         """Wall time until those that run will have left enough blocks and memory for it."""
         missing_blocks = self._missing_blocks(request)
-        missing_bytes = self._load_bytes(request) - self._residency.loadable_bytes
+        missing_bytes = self._bytes_to_free(request) - self._residency.loadable_bytes
         num_leases = Counter(other.adapter for other in self._running)
         steps = 0.0
         for steps_left, other in sorted(
@@ -115,11 +129,24 @@ class Outlook:
         return steps * self._step_ms
 
     def _missing_blocks(self, request: Request) -> int:
-        needed = self._pool.blocks_for(request.num_tokens) - len(self.shared(request))
-        return needed - self._pool.num_free
+        return self._missing_beside(self.shared(request), request)
+
+    def _missing_beside(self, shared: list[int], request: Request) -> int:
+        needed = self._pool.missing(shared, request.num_tokens)
+        return needed - self._pool.num_free_beside(shared)
 
     def _load_bytes(self, request: Request) -> int:
-        is_absent = self.adapter_state(request) is State.ABSENT
+        """Of a load that nobody has paid for."""
+        key = request.adapter
+        if key is None:
+            return 0
+        is_free = self._residency.state(key) is not State.ABSENT
+        is_free = is_free and not self._residency.is_unclaimed(key)
+        return 0 if is_free else request.submission.adapter_bytes
+
+    def _bytes_to_free(self, request: Request) -> int:
+        key = request.adapter
+        is_absent = key is not None and self._residency.state(key) is State.ABSENT
         return request.submission.adapter_bytes if is_absent else 0
 
     def _output_left(self, request: Request) -> float:

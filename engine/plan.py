@@ -1,12 +1,20 @@
 """The plan of one step: a frozen value that the scheduler makes and the runner obeys."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Self
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from loraplex.adapters.spec import AdapterKey
+
+SAMPLING = np.dtype(
+    [("temperature", "f8"), ("top_p", "f8"), ("top_k", "i8"), ("min_p", "f8"), ("seed", "u8")]
+)
+"""What most choices say of how they are drawn, as `SampleSpec` has it; the seed modulo 2⁶⁴."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +66,7 @@ class Logprobs:
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """Tokens at positions [start, start + len(token_ids)) of one choice, computed in this step.
-
-    Steps have hundreds, and a structure of msgspec is made in a fifth of a dataclass's time.
-    """
+    """Tokens at positions [start, start + len(token_ids)) of one choice, computed in this step."""
 
     request_id: str
     """Identity of the choice that it belongs to: `Request.key`."""
@@ -73,6 +78,80 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Its KV blocks, covering at least start + len(token_ids) positions."""
     sample: SampleSpec | None
     """None while the prompt goes on after this chunk."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Roster:
+    """Who decodes, in the order of rows: base rows first, then grouped by adapter.
+
+    The same object as long as the same choices decode, so that what was derived from it can be
+    kept. Arrays are read-only.
+    """
+
+    keys: tuple[str, ...]
+    """`Request.key` of each of n rows."""
+    adapters: tuple[AdapterKey | None, ...]
+    """Of each run of rows, all different; None is the base model's and comes first."""
+    starts: NDArray[np.intp]
+    """[runs]: where each begins, from 0."""
+    num_prompt_tokens: NDArray[np.int64]
+    """[n]"""
+    sampling: NDArray[np.void]
+    """[n] of `SAMPLING`."""
+
+    @property
+    def lengths(self) -> NDArray[np.intp]:
+        """[runs]: rows of each."""
+        return np.diff(self.starts, append=len(self.keys))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decodes:
+    """The newest token of each choice that decodes, one row each. Arrays are read-only, and no
+    later step writes to them."""
+
+    roster: Roster
+    token_ids: NDArray[np.int64]
+    """[n]"""
+    positions: NDArray[np.int64]
+    """[n], each within its own choice; KV of all before it is in the cache."""
+    block_tables: NDArray[np.int32]
+    """[n, blocks]: KV blocks that cover the positions; -1 beyond a choice's own."""
+    specs: Mapping[int, SampleSpec]
+    """By row: those that ask for more than `roster.sampling` says."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def draws(self) -> NDArray[np.int64]:
+        """[n]: number of the output token that each row draws, from 0."""
+        return self.positions + 1 - self.roster.num_prompt_tokens
+
+    def chunks(self, run: int) -> Iterator[Chunk]:
+        """The rows of one run as chunks."""
+        roster = self.roster
+        first = int(roster.starts[run])
+        last = first + int(roster.lengths[run])
+        for row in range(first, last):
+            temperature, top_p, top_k, min_p, seed = roster.sampling[row].item()
+            plain = partial(SampleSpec, temperature, top_p, top_k, seed, int(self.draws[row]))
+            table = self.block_tables[row]
+            yield Chunk(
+                request_id=roster.keys[row],
+                adapter=roster.adapters[run],
+                token_ids=(int(self.token_ids[row]),),
+                start=int(self.positions[row]),
+                block_table=tuple(table[table >= 0].tolist()),
+                sample=self.specs.get(row) or plain(min_p=min_p),
+            )
+
+
+def no_decodes() -> Decodes:
+    """Of a step in which nobody decodes."""
+    none = np.zeros(0, np.int64)
+    roster = Roster((), (), np.zeros(0, np.intp), none, np.zeros(0, SAMPLING))
+    return Decodes(roster, none, none, np.zeros((0, 0), np.int32), {})
 
 
 class Preempted(NamedTuple):
@@ -87,17 +166,32 @@ class Preempted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step does."""
+    """What one step does.
+
+    Most rows are of choices that decode, and come as arrays that scheduler and runner need not take
+    apart; chunks of prompts are few.
+    """
 
     step: int
-    chunks: tuple[Chunk, ...]
-    """Rows of the batch in order: base rows first, then grouped by adapter."""
-    loads: tuple[AdapterKey, ...]
+    prefills: tuple[Chunk, ...] = ()
+    """Chunks of prompts, and of what is recomputed after a preemption."""
+    loads: tuple[AdapterKey, ...] = ()
     """Adapters whose transfer starts in this step."""
-    evictions: tuple[AdapterKey, ...]
-    """Adapters whose memory is given up before the loads start."""
+    evictions: tuple[AdapterKey, ...] = ()
+    """Adapters whose memory is given up before the loads start, prefetches on their way too."""
     preempted: tuple[Preempted, ...] = ()
     """Choices that made room."""
+    decodes: Decodes = field(default_factory=no_decodes)
+    """Choices that compute one token each."""
+    prefetches: tuple[AdapterKey, ...] = ()
+    """Adapters whose transfer starts although no request needs them yet."""
+    claims: tuple[AdapterKey, ...] = ()
+    """Adapters on their way as prefetches, which a request needs from this step on."""
+
+    @property
+    def num_requests(self) -> int:
+        """Choices of which something is computed; 0 if the step computes nothing."""
+        return len(self.decodes) + len(self.prefills)
 
     @property
     def num_preempted(self) -> int:
@@ -107,21 +201,57 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """Rows of the forward pass."""
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
+        return len(self.decodes) + sum(len(chunk.token_ids) for chunk in self.prefills)
 
     @property
     def num_adapters(self) -> int:
         """Distinct adapters of the forward pass; the base model does not count."""
-        return len({chunk.adapter for chunk in self.chunks if chunk.adapter is not None})
+        return len(self.adapters()) - 1
+
+    def adapters(self) -> dict[AdapterKey | None, int]:
+        """In the order of rows: the base model, those of decodes, those of prompts alone."""
+        found: dict[AdapterKey | None, int] = {None: 0}
+        for adapter in self.decodes.roster.adapters:
+            found.setdefault(adapter, len(found))
+        for chunk in self.prefills:
+            found.setdefault(chunk.adapter, len(found))
+        return found
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """All that is computed as chunks, in the order of rows: of one adapter those that decode
+        come first. Made anew each time, for those who look at single requests."""
+        order = self.adapters()
+        groups: list[list[Chunk]] = [[] for _ in order]
+        for run, adapter in enumerate(self.decodes.roster.adapters):
+            groups[order[adapter]] += self.decodes.chunks(run)
+        for chunk in self.prefills:
+            groups[order[chunk.adapter]].append(chunk)
+        return tuple(chunk for group in groups for chunk in group)
+
+    @property
+    def sampled_keys(self) -> tuple[str, ...]:
+        """`Request.key` of those for which a token is drawn: all that decode, then those of which
+        the last chunk is computed."""
+        last = (chunk.request_id for chunk in self.prefills if chunk.sample is not None)
+        return (*self.decodes.roster.keys, *last)
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What the runner returns for a plan."""
 
-    tokens: dict[str, int]
-    """`Chunk.request_id` to sampled token id, for each chunk that samples and did not fail."""
-    failures: dict[str, str]
-    """`Chunk.request_id` to reason, for rows whose logits were not finite."""
+    token_ids: NDArray[np.int64]
+    """[sampled], in the order of `StepPlan.sampled_keys`; of those that failed any number."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """`Request.key` to reason, for rows whose logits were not finite."""
     logprobs: Mapping[str, Logprobs] = field(default_factory=dict)
-    """`Chunk.request_id` to log-probabilities, for tokens whose spec asks for them."""
+    """`Request.key` to log-probabilities, for tokens whose spec asks for them."""
+
+    @classmethod
+    def of(
+        cls, plan: StepPlan, tokens: Mapping[str, int], failures: Mapping[str, str] | None = None
+    ) -> Self:
+        """From token ids by `Request.key`, one for each that samples and did not fail."""
+        token_ids = [tokens.get(key, 0) for key in plan.sampled_keys]
+        return cls(np.array(token_ids, np.int64), failures or {})

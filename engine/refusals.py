@@ -1,10 +1,19 @@
 """Requests that could never run, and why."""
 
+from collections.abc import Container
 from math import inf
 
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import Submit
+from loraplex.engine.request import choice_key
+
+
+def refuse_open(submit: Submit, submissions: Container[str], choices: Container[str]) -> None:
+    """Raise RequestRefused if the request, or one that has the name of a choice of it, is open."""
+    keys = (choice_key(submit.request_id, choice) for choice in range(submit.sampling.n))
+    if submit.request_id in submissions or any(key in choices for key in keys):
+        raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
 
 
 def refuse_impossible(

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import Logprobs, Penalties, SampleSpec
-from loraplex.engine.protocol import Sampling, Submit, TokenLogprob, Usage
+from loraplex.engine.protocol import Explained, Sampling, Submit, TokenLogprob, Usage
 from loraplex.engine.seeds import choice_seed
-from loraplex.engine.waits import Reason, WaitClock
+from loraplex.engine.waits import Reason, WaitClock, named
 
 _MIB = 1 << 20
 
@@ -74,6 +74,8 @@ class Submission:
     num_prompt_computed: int = 0
     """Prompt tokens that were ever in the KV cache: of the choice that came furthest, whatever
     preemptions took from it."""
+    num_prompt_found: int = 0
+    """Prompt tokens that were cached when its first choice began."""
     was_cut: bool = False
     """True once a choice ended at its cap on tokens."""
     prompt_ids: tuple[int, ...] = ()
@@ -91,6 +93,12 @@ class Submission:
         return self.submit.request_id
 
     @property
+    def adapter(self) -> AdapterKey | None:
+        """Its adapter, which is a tenant's own; None for the base model."""
+        submit = self.submit
+        return None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
+
+    @property
     def sampling(self) -> Sampling:
         """How tokens are chosen."""
         return self.submit.sampling
@@ -100,18 +108,30 @@ class Submission:
         """What its adapter adds to a step, in the cost model's sense: its MiB; 0 for the base."""
         return self.adapter_bytes / _MIB
 
+    def explain(self, now: float) -> Explained:
+        """Why its first open choice waits; the times are those of its first choice."""
+        first = self.open[0]
+        is_running = first.status is Status.RUNNING
+        return Explained(
+            request_id=self.request_id,
+            state="running" if is_running else "waiting",
+            waits_for=None if is_running else first.clock.reason(),
+            waited_ms=named(self.clock.sums_ms(now)),
+        )
+
     def note_computed(self, num_tokens: int) -> None:
         """A choice has so many tokens in the KV cache."""
         num_of_prompt = min(num_tokens, len(self.submit.prompt))
         self.num_prompt_computed = max(self.num_prompt_computed, num_of_prompt)
 
     def usage(self) -> Usage:
-        """What ran so far: the prompt once, as far as it was computed, and the output of all
-        choices."""
+        """What ran so far: the prompt once, as far as it was computed or found, and the output of
+        all choices. Nothing counts before a step has run; what a request finds again of itself,
+        after a preemption, was computed."""
         of_open = sum(request.num_output_tokens for request in self.open)
         return Usage(
             prompt_tokens=self.num_prompt_computed,
-            cached_tokens=0,
+            cached_tokens=min(self.num_prompt_found, self.num_prompt_computed),
             completion_tokens=self.num_ended_tokens + of_open,
         )
 
@@ -138,30 +158,52 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    enter_at: int = 0
+    """`num_computed_tokens` from which one more of its blocks can be known to the prefix cache."""
+    found: tuple[int, list[int]] = field(default=(-1, []))
+    """The version of the cache that was searched for it last, and the blocks that were found."""
     status: Status = Status.WAITING
+    admission: int = 0
+    """Its number among admissions, while it runs."""
+    row: int = -1
+    """Where it is among `DecodeRows`, while it decodes."""
     expected_tokens: float = 0.0
     """Output that is expected of it, as predicted when it was looked at last while it waited."""
+    request_id: str = field(init=False)
+    """Of its request."""
     key: str = field(init=False)
     """Identity of the choice, unique among those open."""
     adapter: AdapterKey | None = field(init=False)
     """What it runs on, pinned at admission."""
-    _blocks: tuple[int, ...] = field(init=False, default=())
     num_prompt_tokens: int = field(init=False)
     """Tokens that the client sent."""
-    _head: tuple[float, float, int, int] = field(init=False)
-    _is_plain: bool = field(init=False)
-    """True if of what says how its next token is drawn only the position changes."""
+    sampling_row: tuple[float, float, int, float, int] = field(init=False)
+    """Of `plan.SAMPLING`."""
+    needs_spec: bool = field(init=False)
+    """True if that, and the position, do not say all of how its next token is drawn."""
 
     def __post_init__(self) -> None:
         submit = self.submission.submit
+        self.request_id = submit.request_id
         self.token_ids = list(submit.prompt)
         self.key = choice_key(submit.request_id, self.choice)
         self.adapter = None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
         self.num_prompt_tokens = len(submit.prompt)
         sampling = submit.sampling
         seed = choice_seed(sampling.seed, self.choice)
-        self._head = sampling.temperature, sampling.top_p, sampling.top_k, seed
-        self._is_plain = not sampling.min_tokens and self._penalties() is None
+        self.sampling_row = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.min_p,
+            seed % 2**64,
+        )
+        self.needs_spec = (
+            sampling.min_tokens > 0
+            or bool(sampling.logit_bias)
+            or sampling.top_logprobs is not None
+            or self._penalties() is not None
+        )
 
     @property
     def num_queued_tokens(self) -> int:
@@ -188,34 +230,27 @@ class Request:
         """False while the newest token is one of those that end no choice."""
         return self.num_output_tokens > self.submission.sampling.min_tokens
 
-    def blocks(self) -> tuple[int, ...]:
-        """Its block table as a value. A table grows, or is emptied and begins anew."""
-        if len(self._blocks) != len(self.block_table):
-            self._blocks = tuple(self.block_table)
-        return self._blocks
-
     def lose_blocks(self) -> None:
         """Nothing of it is in the KV cache any more."""
-        self._blocks = ()
         self.num_computed_tokens = 0
+        self.found = (-1, [])
 
     def sample_spec(self) -> SampleSpec:
         """How its next token is drawn."""
         position = len(self.token_ids) - self.num_prompt_tokens
         sampling = self.submission.submit.sampling
-        penalties: Penalties | None = None
-        forbidden: tuple[int, ...] = ()
-        if not self._is_plain:
-            penalties = self._penalties()
-            forbids = position < sampling.min_tokens
-            forbidden = tuple(self.submission.end_token_ids) if forbids else ()
+        temperature, top_p, top_k, min_p, seed = self.sampling_row
+        forbids = position < sampling.min_tokens
         return SampleSpec(
-            *self._head,
+            temperature,
+            top_p,
+            top_k,
+            seed,
             position,
-            sampling.min_p,
+            min_p,
             sampling.logit_bias,
-            penalties,
-            forbidden,
+            self._penalties(),
+            tuple(self.submission.end_token_ids) if forbids else (),
             sampling.top_logprobs,
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,9 +75,21 @@ class ModelRunner:
         ]
 
     @property
+    def model(self) -> LoadedModel:
+        """The base model that it computes."""
+        return self._model
+
+    @property
     def shapes(self) -> BaseShapes:
         """What an adapter can be attached to."""
         return self._model.shapes
+
+    @property
+    def kernels(self) -> str:
+        """Which code computes adapters here; step times depend on it."""
+        if self._layout.device.type != "cpu":
+            return "adapters by triton"
+        return "adapters by torch" if self._layout.cpu_lora is None else "adapters by compiled code"
 
     def locate(self, weights: AdapterWeights) -> AdapterWeights:
         """Prepare weights that have just been loaded for compiled kernels; torch needs nothing."""
@@ -104,7 +117,8 @@ class ModelRunner:
             else:
                 tokens[request_id] = token_id
         logprobs = {batch.request_ids[row]: found for row, found in sampled.logprobs.items()}
-        return StepOutput(tokens, failures, logprobs)
+        token_ids = [tokens.get(key, 0) for key in batch.sampled_keys]
+        return StepOutput(np.array(token_ids, np.int64), failures, logprobs)
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:

@@ -1,33 +1,31 @@
 """Who runs in the next step, and what follows from what ran. Pure Python; time is an argument."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from loraplex.adapters.residency import Residency, State
+from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import AdmissionPolicy, Blocked
+from loraplex.engine.admission import REASONS, WAITS_FOR_COPIES, AdmissionPolicy, Blocked
+from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
+from loraplex.engine.decode_rows import DecodeRows
+from loraplex.engine.delivery import Delivery
 from loraplex.engine.draft import Draft
-from loraplex.engine.errors import RequestRefused
 from loraplex.engine.events import Events
-from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.loads import Loads
 from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
-from loraplex.engine.plan import Logprobs, Preempted, StepOutput, StepPlan
+from loraplex.engine.plan import StepOutput, StepPlan
+from loraplex.engine.preemption import Preemption
+from loraplex.engine.prefetch import Prefetch
 from loraplex.engine.protocol import Explained, Sampling, Submit
-from loraplex.engine.refusals import refuse_impossible, refuse_overload
-from loraplex.engine.request import Piece, Request, Status, Submission, Text, choice_key
-from loraplex.engine.step_budget import bound_prefills
-from loraplex.engine.waits import Reason, WaitClock, named
+from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
+from loraplex.engine.request import Request, Status, Submission, Text
+from loraplex.engine.request_blocks import RequestBlocks
+from loraplex.engine.step_budget import StepBudget
+from loraplex.engine.waits import Reason, WaitClock
 
-_NOTHING = Piece()
-_REASONS: Mapping[Blocked, Reason] = {
-    Blocked.SLOTS: "slot",
-    Blocked.KV_BLOCKS: "kv",
-    Blocked.ADAPTER_MEMORY: "adapter_memory",
-    Blocked.STEP: "step",
-}
+_NOT_FOR_ROOM = frozenset({None, *WAITS_FOR_COPIES})
 
 
 class Scheduler:
@@ -66,21 +64,34 @@ class Scheduler:
         self._waiting = policy
         self._new_text = new_text
         self._eos_token_ids = eos_token_ids
-        self._pool = BlockPool(config.num_blocks, config.block_size)
+        self.blocks = RequestBlocks(config)
+        self._pool = self.blocks.pool
         self._requests: dict[str, Request] = {}
         self._submissions: dict[str, Submission] = {}
+        self._by_adapter = ByAdapter()
         self._running: list[Request] = []
         self._yielding: list[Request] = []
-        self._costs = costs
+        self._decoding = DecodeRows(config)
+        self._delivery = Delivery(
+            self._decoding, self._finish, self._fail_for_numbers, self._begin_to_decode, self.blocks
+        )
+        self._prefilling: dict[str, Request] = {}
+        """Those that run and have no row, in order of admission."""
         self._lengths = lengths
-        self._loads = Loads(residency)
-        self._outlook = Outlook(config, self._pool, residency, costs, lengths)
-        self._meter = Meter(costs, policy.measured)
+        self._step_budget = StepBudget(costs, config)
+        self._loads = Loads(residency, config.max_transfer_bytes)
+        self._prefetch = Prefetch(residency, self._loads, config.prefetch)
+        self._outlook = Outlook(config, self.blocks, residency, self._loads, costs, lengths)
+        self._preemption = Preemption(
+            self.blocks, self._decoding, self._outlook, policy, self._give_up
+        )
+        self._meter = Meter(costs, policy.measured, config.max_running)
         self._clock = WaitClock(0.0)
         self._may_admit = False
         """True once something happened since all that waits was found to be unable to start."""
-        self._draft = Draft(0)
+        self._draft = Draft(0, self._decoding)
         self._num_waiting_tokens = 0
+        self._num_admissions = 0
         self._step = 0
         self._now = 0.0
         self._events = Events()
@@ -97,7 +108,7 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        """KV blocks that nobody holds."""
+        """KV blocks that nobody holds, cached ones included."""
         return self._pool.num_free
 
     @property
@@ -110,7 +121,7 @@ class Scheduler:
 
         Raises RequestRefused if it could never run, EngineOverloaded if the queue is full.
         """
-        self._refuse_open(submit)
+        refuse_open(submit, self._submissions, self._requests)
         refuse_impossible(submit, self._config, adapter_bytes, self._residency.capacity_bytes)
         config, num_tokens = self._config, len(submit.prompt)
         refuse_overload(submit, config, len(self._waiting), self._num_waiting_tokens)
@@ -124,8 +135,10 @@ class Scheduler:
         ]
         submission.clock = submission.open[0].clock
         self._submissions[submit.request_id] = submission
+        self._loads.arrive(submission)
         for request in submission.open:
             self._requests[request.key] = request
+            self._by_adapter.add(request)
             self._loads.join(request, now)
             self._waiting.add(request, now)
         self._num_waiting_tokens += num_tokens
@@ -143,26 +156,19 @@ class Scheduler:
     def explain(self, request_id: str, now: float) -> Explained | None:
         """Why an open request waits, or waited until it ran; None if it is not open."""
         submission = self._submissions.get(request_id)
-        if submission is None:
-            return None
-        first, clock = submission.open[0], submission.clock
-        return Explained(
-            request_id=request_id,
-            state="running" if first.status is Status.RUNNING else "waiting",
-            waits_for=None if first.status is Status.RUNNING else first.clock.reason(),
-            waited_ms=named(clock.sums_ms(now)),
-        )
+        return None if submission is None else submission.explain(now)
 
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
-        for request in list(self._requests.values()):
-            if request.adapter == key and request.status is Status.WAITING:
+        for request in list(self._by_adapter.of([key])):
+            if request.status is Status.WAITING:
                 self._fail(request.submission, code, message)
 
     def fail_step(self, plan: StepPlan, message: str) -> None:
         """Fail the requests of a step that broke and have not ended; what waits is not touched."""
-        for chunk in plan.chunks:
-            request = self._requests.get(chunk.request_id)
+        prompts = (chunk.request_id for chunk in plan.prefills)
+        for key in (*plan.decodes.roster.keys, *prompts):
+            request = self._requests.get(key)
             if request is not None:
                 self._fail(request.submission, "internal_error", message)
 
@@ -170,34 +176,27 @@ class Scheduler:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
         self._step += 1
         self._now = now
-        self._draft = draft = Draft(self._config.max_step_tokens)
+        self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
         self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
-        self._may_admit |= self._loads.note_ended(self._requests.values(), now)
-        self._plan_decodes(self._running, draft)
+        self._may_admit |= self._loads.note_ended(self._by_adapter.of(self._loads.keys), now)
+        self._plan_decodes(draft, yielding=False)
         may_start = self._may_admit and self.num_running < self._config.max_running
-        if may_start or len(draft.requests) < len(self._running):
-            bound_prefills(draft, self._costs, self._config, self._loads.bytes_in_flight, now)
-        self._plan_prefills(self._running, draft)
+        if may_start or self._prefilling:
+            demand = sum(r.num_tokens_to_compute for r in self._prefilling.values())
+            demand += self._num_waiting_tokens if may_start else 0
+            self._step_budget.bound(draft, demand, self._loads.bytes_in_flight, now)
+        self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
         self._plan_yielding(draft)
+        self._prefetch.start(self._waiting.upcoming(), draft)
         return draft.plan(self._step)
 
     def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
         """Take what ran, in `step_ms`. Returns all events since the last commit."""
-        if step_ms > 0 and plan.chunks:
+        assert plan.step == self._step, "another step has been planned since"
+        if step_ms > 0 and plan.num_requests:
             self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
-        requests, tokens, logprobs = self._requests, output.tokens, output.logprobs
-        for chunk in plan.chunks:
-            key = chunk.request_id
-            request = requests.get(key)
-            if request is None:
-                continue  # another choice of the same request failed
-            request.num_computed_tokens += len(chunk.token_ids)
-            request.submission.note_computed(request.num_computed_tokens)
-            if key in tokens:
-                self._append(request, tokens[key], logprobs.get(key))
-            elif key in output.failures:
-                self._fail(request.submission, "not_finite", output.failures[key])
+        self._delivery.deliver(self._draft, output, self._events)
         return self.take_events()
 
     def take_events(self) -> Events:
@@ -209,53 +208,36 @@ class Scheduler:
         """Assert the conservation laws; holds between any two calls."""
         self._pool.check([request.block_table for request in self._requests.values()])
         self._residency.check()
+        self._decoding.check([request for request in self._requests.values() if request.row >= 0])
+        running = {request.key for request in (*self._running, *self._yielding) if request.row < 0}
+        assert running == self._prefilling.keys()
         assert self.num_running + len(self._waiting) == len(self._requests)
         waiting = [r for r in self._requests.values() if r.status is Status.WAITING]
+        self._loads.check(waiting)
         assert self._num_waiting_tokens == sum(r.num_queued_tokens for r in waiting)
         in_submissions = [r for s in self._submissions.values() for r in s.open]
         assert {r.key for r in in_submissions} == self._requests.keys()
         if not self._requests:
             assert self._residency.num_leases == 0, "a lease outlived its request"
 
-    def _refuse_open(self, submit: Submit) -> None:
-        keys = (choice_key(submit.request_id, choice) for choice in range(submit.sampling.n))
-        if submit.request_id in self._submissions or any(key in self._requests for key in keys):
-            raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
+    def _plan_decodes(self, draft: Draft, *, yielding: bool) -> None:
+        lacking = self._decoding.without_room(draft.budget, yielding=yielding)
+        self._preemption.make_room(lacking, [*self._running, *self._yielding], draft)
+        draft.decode(yielding=yielding)
 
-    def _plan_decodes(self, running: list[Request], draft: Draft) -> None:
-        block_size = self._pool.block_size
-        for request in list(running):
-            num_tokens = len(request.token_ids)
-            if num_tokens - request.num_computed_tokens != 1 or draft.budget == 0:
-                continue
-            has_room = num_tokens <= len(request.block_table) * block_size
-            if request.status is Status.RUNNING and (has_room or self._make_room(request, draft)):
-                draft.add_decode(request)
-
-    def _make_room(self, request: Request, draft: Draft) -> bool:
-        """Extend its block table by what the next token needs; False if it was preempted itself."""
-        while self._pool.missing(request.block_table, request.num_tokens) > self._pool.num_free:
-            victim = (self._yielding or self._running)[-1]
-            cost_ms = self._outlook.recompute_ms(victim)
-            if victim is not request and not self._waiting.makes_room(request, victim, cost_ms):
-                victim = request
-            self._preempt(victim, request, draft)
-            if victim is request:
-                return False
-        self._pool.extend(request.block_table, request.num_tokens)
-        return True
-
-    def _plan_prefills(self, running: list[Request], draft: Draft) -> None:
-        for request in running:
-            if request.num_tokens_to_compute > 1 and draft.budget > 0:
-                draft.add(request)
+    def _plan_prefills(self, draft: Draft, *, yielding: bool) -> None:
+        for request in self._prefilling.values():
+            if draft.budget > 0 and self._waiting.yields(request) is yielding:
+                draft.prefill(request)
 
     def _plan_yielding(self, draft: Draft) -> None:
         """Go on with those that yield, once it is known what the others leave."""
-        begun = [request for request in self._yielding if request not in draft.requests]
-        if begun:
-            self._plan_decodes(begun, draft)
-            self._plan_prefills([r for r in begun if r.status is Status.RUNNING], draft)
+        if draft.has_yielding:
+            return
+        draft.has_yielding = True
+        if self._yielding:
+            self._plan_decodes(draft, yielding=True)
+            self._plan_prefills(draft, yielding=True)
 
     def _admit(self, draft: Draft, now: float) -> None:
         """Start waiting requests, until the policy has no more or the step no room."""
@@ -286,36 +268,35 @@ class Scheduler:
             return None
         if refusal is Blocked.STEP and draft.is_bounded:
             return "deadline"
-        return "slot" if refusal is None else _REASONS.get(refusal)
+        return "slot" if refusal is None else REASONS.get(refusal)
 
     def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
         """Start a request, or its load, or tell the policy why it cannot be."""
-        # A choice that shares blocks takes hold of them now, before they are gone, and computes
-        # what is left when there is room.
         shared = self._outlook.shared(request)
         refusal = self._refusal(request, shared, draft)
         if refusal is None:
             self._waiting.admitted(request)
             self._start(request, shared, now)
             if draft.budget > 0:
-                draft.add(request)
+                draft.prefill(request)
             return None
         self._waiting.blocked(request, refusal)
-        is_absent = self._outlook.adapter_state(request) is State.ABSENT
-        if refusal is Blocked.LOADING and is_absent:
-            draft.evictions += self._loads.start(request, self._requests.values(), now)
+        if refusal is Blocked.LOADING:
             assert request.adapter is not None
-            draft.loads.append(request.adapter)
+            waiting = self._by_adapter.of([request.adapter])
+            self._loads.demand(request, waiting, draft, now)
         return refusal
 
     def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
         """Why it cannot start now. What yields gives way before that is said of another."""
-        if draft.budget == 0 and not shared:
+        # Who lacks a block at most takes hold of the others now, before they are gone, and computes
+        # what is left when there is room.
+        if draft.budget == 0 and (not shared or self._pool.missing(shared, request.num_tokens) > 1):
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
-        while refusal not in {None, Blocked.LOADING} and may_take and self._yielding:
-            self._preempt(self._yielding[-1], request, draft)
+        while refusal not in _NOT_FOR_ROOM and may_take and self._yielding:
+            self._preemption.preempt(self._yielding[-1], request, draft)
             refusal = self._outlook.missing(request, shared, self.num_running)
         return refusal
 
@@ -323,49 +304,43 @@ class Scheduler:
         self._num_waiting_tokens -= request.num_queued_tokens
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
-        self._pool.share(request.block_table, shared)
-        request.num_computed_tokens = len(shared) * self._pool.block_size
-        self._pool.extend(request.block_table, request.num_tokens)
+        self.blocks.start(request, shared)
         request.status = Status.RUNNING
+        self._num_admissions += 1
+        request.admission = self._num_admissions
+        self._prefilling[request.key] = request
         request.clock.stop(now)
+        self._loads.leave(request)
         if request.submission.waited_until_s is None:
             request.submission.waited_until_s = now
         (self._yielding if self._waiting.yields(request) else self._running).append(request)
 
     def _stop(self, request: Request, status: Status) -> None:
         """Take a running choice's blocks and lease, and give back what it was charged too much."""
-        self._meter.flush()
+        self._meter.settle(request)
+        if request.row >= 0:
+            self.blocks.enter(request)
+            self._decoding.leave(request)
+        else:
+            del self._prefilling[request.key]
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
-        self._pool.release(request.block_table)
-        request.lose_blocks()
+        self.blocks.give_back(request)
         if request.adapter is not None:
             self._residency.release(request.adapter)
         request.status = status
         self._waiting.ended(request)
         self._may_admit = True
 
-    def _preempt(self, request: Request, by: Request, draft: Draft) -> None:
-        recompute_ms = self._outlook.recompute_ms(request)
-        draft.preempted.append(Preempted(request.key, by.key, recompute_ms))
+    def _give_up(self, request: Request) -> None:
         self._stop(request, Status.WAITING)
         request.clock.follow(self._clock, self._now)
+        self._loads.join(request, self._now)
         self._waiting.put_back(request)
         self._num_waiting_tokens += request.num_queued_tokens
 
-    def _append(self, request: Request, token_id: int, logprobs: Logprobs | None) -> None:
-        request.token_ids.append(token_id)
-        submission, text = request.submission, request.text
-        ends = token_id in submission.end_token_ids and request.may_end
-        piece = _NOTHING if ends else text.push(token_id, logprobs)
-        if ends or text.stopped:
-            self._events.add_token(request, token_id, piece + text.end(), "stop")
-            self._finish(request)
-        elif request.num_output_tokens >= submission.submit.sampling.max_tokens:
-            self._events.add_token(request, token_id, piece + text.end(), "length")
-            submission.was_cut = True
-            self._finish(request)
-        else:
-            self._events.add_token(request, token_id, piece, None)
+    def _begin_to_decode(self, request: Request) -> None:
+        del self._prefilling[request.key]
+        self._decoding.join(request, yields=self._waiting.yields(request))
 
     def _finish(self, request: Request) -> None:
         """End one choice by itself, and its request with the last."""
@@ -376,6 +351,11 @@ class Scheduler:
             submission.waited_ms = submission.clock.sums_ms(self._now)
             del self._submissions[submission.request_id]
             self._events.add_finished(submission, "length" if submission.was_cut else "stop")
+
+    def _fail_for_numbers(self, submission: Submission, message: str) -> None:
+        """What it computed was not finite, and so may be what it was computed from."""
+        self._fail(submission, "not_finite", message)
+        self.blocks.forget(submission)
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)
@@ -392,9 +372,11 @@ class Scheduler:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
+            self._loads.leave(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens
             self._may_admit = True
         request.submission.open.remove(request)
         request.submission.num_ended_tokens += request.num_output_tokens
+        self._by_adapter.remove(request)
         del self._requests[request.key]

@@ -1,7 +1,8 @@
 """The waiting requests of one tenant, and which of them goes first."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 
 from loraplex.adapters.residency import State
 from loraplex.engine.request import Request
@@ -47,6 +48,10 @@ class TenantQueue:
     def requests(self) -> list[Request]:
         """All of them, oldest first."""
         return [*self._preempted.values(), *self._by_age.values()]
+
+    def oldest(self, at_most: int) -> Iterator[Request]:
+        """So many of them, oldest first."""
+        return islice(chain(self._preempted.values(), self._by_age.values()), at_most)
 
     def add(self, request: Request) -> None:
         """Take a request that has just arrived."""
@@ -103,7 +108,7 @@ class TenantQueue:
             if found is State.ABSENT:
                 return None  # those behind it may run again once its load has been started
         for programs in self._programs.values():
-            best = self._first_of(programs, state, wanted)
+            best = self._first_of(programs, state, wanted) if programs else None
             if best is not None:
                 return best
         return None

@@ -79,6 +79,11 @@ class Settings(BaseSettings):
         description="Memory of resident adapters. Default: sized from free memory at start.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    prefix_cache: bool = Field(
+        default=True,
+        description="Keep what requests have computed while there is room, for requests of the "
+        "same tenant and adapter that begin alike; see `docs/scheduling.md`.",
+    )
     max_step_tokens: int = Field(
         512, ge=1, description="Rows of one forward pass: decodes plus chunks of prompts."
     )
@@ -123,6 +128,25 @@ class Settings(BaseSettings):
     )
     default_tpot_ms: float = Field(
         250.0, gt=0, description="Target for each further token of the tier `default`."
+    )
+    max_transfer_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Bytes of adapters that may be on their way to the device at a time; one load "
+        "always may. Default: a quarter of the memory of resident adapters.",
+    )
+    prefetch: Literal["none", "queue", "all"] = Field(
+        "queue",
+        description="Adapters that are loaded before they are needed, in memory that nobody needs "
+        "more: `queue` those of requests that will start soon, `all` also those that are likely to "
+        "be asked for again.",
+    )
+    calibration_s: float = Field(
+        3.0,
+        ge=0,
+        le=600,
+        description="Longest time in which a worker learns how long steps take before it serves "
+        "for the first time with a model on a machine; 0 lets it learn from traffic alone.",
     )
     default_max_tokens: int = Field(
         1024, ge=1, description="Output cap of a request that names none; never above the context."
@@ -206,6 +230,11 @@ class Settings(BaseSettings):
     def kernels_dir(self) -> Path:
         """Folder of what was compiled for this machine; it may be removed at any time."""
         return self.data_dir / "kernels"
+
+    @property
+    def costs_dir(self) -> Path:
+        """Folder of what was learned about step times; it may be removed at any time."""
+        return self.data_dir / "costs"
 
     @property
     def base_record_path(self) -> Path:

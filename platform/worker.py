@@ -27,7 +27,8 @@ from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
 from loraplex.engine.config import ModelConfig, SchedulerConfig, Targets
 from loraplex.engine.core import Engine, StepReport
-from loraplex.engine.cost import CostModel, Subject
+from loraplex.engine.cost import CostModel
+from loraplex.engine.cost_metrics import CostCollector
 from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_queue import FairSettings
@@ -50,6 +51,7 @@ from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
 from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
 from loraplex.platform.stream import stream_address
+from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Worker:
     loop: EngineLoop
     server: StreamServer
     transfers: Transfers
+    costs: KeptCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     if lifeline is not None:
         lifeline.end_with(lambda: loop.call_soon_threadsafe(stop.set))
-    worker = _compose(settings, model, security, loop)
+    worker = await _compose(settings, model, security, stop)
     await worker.server.start(address)
     _log.info("serving %s on %s", model.config.name, address)
     crash: list[BaseException] = []
@@ -158,22 +161,30 @@ async def _serve(
         _log.warning("some requests were still open after %s s", settings.drain_timeout_s)
     worker.loop.stop()
     await asyncio.to_thread(thread.join)
+    worker.costs.save()
     worker.transfers.close()
     await worker.server.close()
     if crash:
         raise EngineCrashed from crash[0]
 
 
-def _compose(
-    settings: Settings, model: LoadedModel, security: Security, loop: asyncio.AbstractEventLoop
+async def _compose(
+    settings: Settings, model: LoadedModel, security: Security, stop: asyncio.Event
 ) -> Worker:
+    loop = asyncio.get_running_loop()
     sizes = _sizes(settings, model)
     tokenizer_json, chat_template, special_tokens = export_tokenizer(model.path)
     cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
     runner = ModelRunner(model, sizes.num_blocks, settings.block_size, cpu_lora)
-    parts = compose_engine(settings, model, runner, sizes, tokenizer_json)
+    config = scheduler_config(settings, sizes, model.vocab_size)
+    costs = await asyncio.to_thread(
+        prepare_costs, settings, runner, config, sizes.adapter_bytes, stop.is_set
+    )
+    parts = compose_engine(settings, model, runner, sizes, tokenizer_json, costs.model)
     mailbox = parts.mailbox
-    metrics = WorkerMetrics(CollectorRegistry(), parts.scheduler, parts.residency, sizes.num_blocks)
+    registry = CollectorRegistry()
+    registry.register(CostCollector(costs.model))
+    metrics = WorkerMetrics(registry, parts.scheduler, parts.residency, sizes.num_blocks)
     info = ModelInfo(
         name=model.config.name,
         max_model_len=sizes.max_model_len,
@@ -192,8 +203,10 @@ def _compose(
         metrics.observe(report)
         _log_step(report)
         loop.call_soon_threadsafe(server.publish, report)
+        if (saved := costs.due(time.monotonic())) is not None:
+            loop.call_soon_threadsafe(loop.run_in_executor, None, costs.file.write, saved)
 
-    return Worker(EngineLoop(parts.engine, mailbox, publish), server, parts.transfers)
+    return Worker(EngineLoop(parts.engine, mailbox, publish), server, parts.transfers, costs)
 
 
 def compose_engine(
@@ -202,10 +215,17 @@ def compose_engine(
     runner: ModelRunner,
     sizes: memory.PoolSizes,
     tokenizer_json: bytes,
+    costs: CostModel | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> EngineParts:
-    """Put an engine together over a runner; its adapters are those of the data directory."""
+    """Put an engine together over a runner; its adapters are those of the data directory. Without
+    `costs` it knows nothing of step times yet; `clock` is in seconds."""
     mailbox, residency = Mailbox(), Residency(sizes.adapter_bytes)
-    scheduler = _scheduler(settings, model, sizes, residency, tokenizer_json)
+    costs = costs or CostModel(subject_of(runner))
+    config = scheduler_config(settings, sizes, model.vocab_size)
+    scheduler = _scheduler(
+        settings, model, config, residency, Tokenizer.from_buffer(tokenizer_json), costs
+    )
     store = AdapterStore(settings.adapters_dir)
 
     def load(digest: str) -> AdapterWeights:
@@ -218,7 +238,7 @@ def compose_engine(
     num_bytes = lru_cache(maxsize=None)(
         partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
     )
-    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, time.monotonic)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
     return EngineParts(engine, mailbox, scheduler, residency, transfers)
 
 
@@ -231,15 +251,11 @@ def _shapes(model: LoadedModel) -> LinearShapes:
     )
 
 
-def _scheduler(
-    settings: Settings,
-    model: LoadedModel,
-    sizes: memory.PoolSizes,
-    residency: Residency,
-    tokenizer_json: bytes,
-) -> Scheduler:
-    tokenizer = Tokenizer.from_buffer(tokenizer_json)
-    config = SchedulerConfig(
+def scheduler_config(
+    settings: Settings, sizes: memory.PoolSizes, vocab_size: int
+) -> SchedulerConfig:
+    """Caps and targets of a worker's scheduler."""
+    return SchedulerConfig(
         num_blocks=sizes.num_blocks,
         block_size=settings.block_size,
         max_step_tokens=settings.max_step_tokens,
@@ -247,16 +263,28 @@ def _scheduler(
         max_waiting_requests=settings.max_waiting_requests,
         max_waiting_tokens=settings.max_waiting_tokens,
         max_model_len=sizes.max_model_len,
-        vocab_size=model.vocab_size,
+        vocab_size=vocab_size,
+        prefix_cache=settings.prefix_cache,
         targets={
             "priority": Targets(settings.priority_ttft_ms, settings.priority_tpot_ms),
             "default": Targets(settings.default_ttft_ms, settings.default_tpot_ms),
         },
+        max_transfer_bytes=settings.max_transfer_bytes,
+        prefetch=settings.prefetch,
     )
+
+
+def _scheduler(
+    settings: Settings,
+    model: LoadedModel,
+    config: SchedulerConfig,
+    residency: Residency,
+    tokenizer: Tokenizer,
+    costs: CostModel,
+) -> Scheduler:
     new_text = partial(Transcript, tokenizer, Vocabulary(tokenizer))
     # A configuration may name ends that the model has no logits for.
     eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
-    costs = CostModel(Subject(model.config.name, model.config.device))
     policy = admission_policy(settings)
     return Scheduler(config, residency, policy, new_text, eos, costs, OutputLengths())
 
@@ -318,11 +346,11 @@ def _run_engine(
 
 def _log_step(report: StepReport) -> None:
     plan = report.plan
-    if not plan.chunks:
+    if not plan.num_requests:
         return
     fields = {
         "step": plan.step,
-        "requests": len(plan.chunks),
+        "requests": plan.num_requests,
         "tokens": plan.num_tokens,
         "adapters": plan.num_adapters,
         "preempted": plan.num_preempted,

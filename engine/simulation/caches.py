@@ -3,7 +3,25 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from loraplex.adapters.demand import Demand
 from loraplex.adapters.spec import AdapterKey
+
+
+class LeastRecentlyUsed:
+    """The one that was touched longest ago goes first."""
+
+    def loaded(self, key: AdapterKey, num_bytes: int) -> None:
+        """The residency keeps their order; so with the next two."""
+
+    def used(self, key: AdapterKey) -> None:
+        """See `loaded`."""
+
+    def evicted(self, key: AdapterKey) -> None:
+        """See `loaded`."""
+
+    def order(self, candidates: Sequence[AdapterKey], demand: Demand) -> Sequence[AdapterKey]:  # noqa: ARG002  of the protocol
+        """As they come."""
+        return candidates
 
 
 class GreedyDualSizeFrequency:
@@ -36,7 +54,7 @@ class GreedyDualSizeFrequency:
         """All that come after are younger than what has gone."""
         self._age = max(self._age, self._priority.pop(key))
 
-    def order(self, candidates: Sequence[AdapterKey]) -> Sequence[AdapterKey]:
+    def order(self, candidates: Sequence[AdapterKey], demand: Demand) -> Sequence[AdapterKey]:  # noqa: ARG002  of the protocol
         """By priority."""
         return sorted(candidates, key=self._priority.__getitem__)
 
@@ -64,7 +82,7 @@ class ChameleonScore:
     def evicted(self, key: AdapterKey) -> None:
         """Its count stays."""
 
-    def order(self, candidates: Sequence[AdapterKey]) -> Sequence[AdapterKey]:
+    def order(self, candidates: Sequence[AdapterKey], demand: Demand) -> Sequence[AdapterKey]:  # noqa: ARG002  of the protocol
         """By score."""
         most_uses = max(self._uses[key] for key in candidates) or 1
         most_bytes = max(self._bytes[key] for key in candidates) or 1
@@ -101,7 +119,7 @@ class Belady:
     def evicted(self, key: AdapterKey) -> None:
         """Nothing to learn."""
 
-    def order(self, candidates: Sequence[AdapterKey]) -> Sequence[AdapterKey]:
+    def order(self, candidates: Sequence[AdapterKey], demand: Demand) -> Sequence[AdapterKey]:  # noqa: ARG002  of the protocol
         """By next use, farthest first."""
         return sorted(candidates, key=self._next_use, reverse=True)
 

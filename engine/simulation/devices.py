@@ -48,6 +48,8 @@ class Device:
     """From the host's memory to the device's."""
     block_size: int = 16
     """Positions per KV block."""
+    host_operations_per_s: float = 1e12
+    """Of low-rank updates on the host's processors, as reached."""
     steps_between_joins: int = 1
     """Steps from one in which waiting requests are admitted to the next."""
     response_ms: float = 0.0

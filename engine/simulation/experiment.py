@@ -1,10 +1,10 @@
 """One simulated experiment: which load, device, policy and cache, put together by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from loraplex.adapters.eviction import Eviction, LeastRecentlyUsed
+from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
@@ -21,10 +21,16 @@ from loraplex.engine.simulation.baselines.slora import (
     VirtualTokenCounter,
 )
 from loraplex.engine.simulation.bound import BoundUse, bound_ms
-from loraplex.engine.simulation.caches import Belady, ChameleonScore, GreedyDualSizeFrequency
+from loraplex.engine.simulation.caches import (
+    Belady,
+    ChameleonScore,
+    GreedyDualSizeFrequency,
+    LeastRecentlyUsed,
+)
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.records import Run
+from loraplex.engine.simulation.routes import Copying
 from loraplex.engine.simulation.simulator import Load, Simulation
 from loraplex.engine.simulation.workload import Requests, scaled
 
@@ -46,13 +52,14 @@ class Setup:
     noise: float = 0.0
     seed: int = 0
     fair: FairSettings = FAIR
-    targets: Targets = Targets()  # noqa: RUF009  frozen
+    copying: Copying = field(default_factory=Copying)
+    targets: Targets = field(default_factory=Targets)
 
 
 def run_policy(
     setup: Setup,
     policy: str = "fair",
-    cache: str = "lru",
+    cache: str = "worth",
     show: Callable[[float, float], None] = lambda _at, _until: None,
 ) -> Run:
     """Run the load under a policy and a cache, by name; see `POLICIES` and `CACHES`.
@@ -62,7 +69,7 @@ def run_policy(
     make_policy = _known("policy", policy, POLICIES)
     make_cache = _known("cache", cache, CACHES)
     cap = setup.max_tokens or max(request.output_tokens for request in setup.requests)
-    load = Load(setup.requests, cap, setup.noise, setup.seed, setup.targets)
+    load = Load(setup.requests, cap, setup.noise, setup.seed, setup.copying, setup.targets)
     residency = Residency(_adapter_bytes(setup), make_cache(setup.requests))
     made = make_policy(setup)
     if not isinstance(made, FairAdmission):
@@ -81,7 +88,8 @@ def at_load(setup: Setup, load: float) -> Requests:
     beginning, first come, first served.
     """
     at_once = tuple(replace(r, arrival_s=0.0, cancelled_after_s=None) for r in setup.requests)
-    busy_s = run_policy(replace(setup, requests=at_once, slots=None), "fcfs").busy_ms / 1e3
+    plain = replace(setup, requests=at_once, slots=None, copying=Copying())
+    busy_s = run_policy(plain, "fcfs").busy_ms / 1e3
     return scaled(setup.requests, setup.requests[-1].arrival_s * load / busy_s)
 
 
@@ -132,6 +140,7 @@ POLICIES: Mapping[str, Callable[[Setup], AdmissionPolicy]] = {
 """Policies of admission: ours, the engine's plain one, and those of others."""
 
 CACHES: Mapping[str, Callable[[Requests], Eviction]] = {
+    "worth": lambda _: LeastWorth(),
     "lru": lambda _: LeastRecentlyUsed(),
     "gdsf": lambda _: GreedyDualSizeFrequency(),
     "chameleon": lambda _: ChameleonScore(),

@@ -41,10 +41,18 @@ class Metrics:
     """Requests that arrived later and started earlier than one, at most."""
     interruption_share: float
     """Part of decoding requests' time in which they waited for others' prompts and loads."""
+    load_interruption_share: float
+    """The part of it that is for loads."""
     adapter_hit_rate: float
     """Requests on adapters that started no load; 1 without adapters."""
     load_bytes_critical: int
     """Bytes of loads that requests waited for."""
+    prefetch_precision: float
+    """Prefetches that a request used; 1 without any."""
+    prefetch_recall: float
+    """Of all loads that a request needed, those that were begun before."""
+    prefetch_wasted_bytes: int
+    """Bytes of those that none used before they were evicted."""
     planner_us_p50: float
     """Wall time of planning and committing a step, of this machine."""
     planner_us_p99: float
@@ -94,8 +102,14 @@ def measure(run: Run, targets: LatencyTargets | None = None) -> Metrics:
         max_wait_over_fair=max_wait_over_fair(run),
         max_skips=max_skips(run.records),
         interruption_share=run.interrupted_ms / run.decode_ms if run.decode_ms else 0.0,
+        load_interruption_share=run.load_stall_ms / run.decode_ms if run.decode_ms else 0.0,
         adapter_hit_rate=1.0 - run.num_loads / on_adapters if on_adapters else 1.0,
         load_bytes_critical=run.critical_bytes,
+        prefetch_precision=_ratio(run.prefetched.num_claimed, run.prefetched.num_started),
+        prefetch_recall=_ratio(
+            run.prefetched.num_claimed, run.prefetched.num_claimed + run.num_loads
+        ),
+        prefetch_wasted_bytes=run.prefetched.wasted_bytes,
         planner_us_p50=_percentile(np.array(run.planner_us), 50),
         planner_us_p99=_percentile(np.array(run.planner_us), 99),
         prefix_hit_rate=sum(record.cached_tokens for record in records) / prompt_tokens,
@@ -197,6 +211,10 @@ def max_wait_over_fair(run: Run) -> float:
 def _is_good(record: Record, targets: LatencyTargets) -> bool:
     ttft, tpot = record.ttft_s, record.tpot_s
     return ttft is not None and ttft <= targets.ttft_s and (tpot or 0.0) <= targets.tpot_s
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 1.0
 
 
 def _percentile(values: Floats, percent: float) -> float:

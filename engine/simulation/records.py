@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from loraplex.adapters.residency import PrefetchCounts
+
 
 @dataclass(slots=True)
 class Record:
@@ -58,9 +60,12 @@ class Run:
     interrupted_ms: float = 0.0
     """The part of it that those requests would not have waited for without others' prompts and
     loads."""
+    load_stall_ms: float = 0.0
+    """The part of that which is for loads alone."""
     num_loads: int = 0
     critical_bytes: int = 0
     """Of loads that a request waited for."""
+    prefetched: PrefetchCounts = field(default_factory=PrefetchCounts)
     planner_us: list[float] = field(default_factory=list)
     """Wall time of planning and committing each step, of this machine."""
     bound_used: float | None = None

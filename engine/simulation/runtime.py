@@ -73,3 +73,7 @@ class Runtime:
     def yields(self, request: Request) -> bool:
         """Pass on."""
         return self._policy.yields(request)
+
+    def upcoming(self) -> Iterator[Request]:
+        """Pass on."""
+        return self._policy.upcoming()

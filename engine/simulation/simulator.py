@@ -1,7 +1,7 @@
 """Runs the engine's own scheduler under a clock that jumps from step to step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
@@ -14,20 +14,19 @@ from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.cost_features import StepFeatures
 from loraplex.engine.events import Events
 from loraplex.engine.lengths import OutputLengths
-from loraplex.engine.plan import Logprobs, StepOutput, StepPlan
+from loraplex.engine.plan import Logprobs, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.request import Piece
 from loraplex.engine.scheduler import Scheduler
-from loraplex.engine.simulation.copies import CopyLink
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
+from loraplex.engine.simulation.model import END, ScriptedModel, begun, plan_features
 from loraplex.engine.simulation.prompts import prompt_of, vocabulary
 from loraplex.engine.simulation.records import Record, Run
+from loraplex.engine.simulation.routes import Copying, make_link
 from loraplex.engine.simulation.runtime import Runtime
 from loraplex.engine.simulation.traces import TraceRequest
 
-_END = 1
-"""The token by which the simulated model ends an output; all others are 0."""
 _PROGRESS_EVERY_STEPS = 500
 _NO_TARGETS = Targets()
 
@@ -60,6 +59,7 @@ class Load:
     noise: float = 0.0
     """Standard deviation of a step's time, relative to it."""
     seed: int = 0
+    copying: Copying = field(default_factory=Copying)
     targets: Targets = _NO_TARGETS
     """When tokens should come; bounds steps."""
 
@@ -78,7 +78,10 @@ class Simulation:
         self._device = device
         self._load = load
         self._residency = residency
-        self._link = CopyLink(device.copy_bytes_per_s)
+        self._now = 0.0
+        self._link = make_link(
+            load.copying.route, device, self._adapter_bytes, self._prompt_tokens, lambda: self._now
+        )
         self._after_step = after_step
         self.costs = CostModel(Subject("simulated", device.name))
         """What the scheduler has learned about the device."""
@@ -89,7 +92,7 @@ class Simulation:
             residency,
             self._runtime,
             lambda _: _NoText(),
-            frozenset({_END}),
+            frozenset({END}),
             self.costs,
             OutputLengths(),
         )
@@ -106,8 +109,8 @@ class Simulation:
         self._ranks = {
             AdapterKey(r.tenant, r.adapter): r.rank for r in load.requests if r.adapter is not None
         }
-        self._last_position = {key: r.output_tokens - 1 for key, r in self._requests.items()}
-        self._begun: set[str] = set()
+        lengths = {key: request.output_tokens for key, request in self._requests.items()}
+        self._model = ScriptedModel(lengths)
         self._run = Run(list(self._records.values()), last_arrival_s=load.requests[-1].arrival_s)
         self._num_arrived = self._num_cancelled = 0
 
@@ -122,8 +125,8 @@ class Simulation:
             started = perf_counter()
             plan = self._scheduler.plan(now)
             plan_s = perf_counter() - started
-            self._start_copies(plan, now)
-            if plan.chunks:
+            self._start_copies(plan)
+            if plan.num_requests:
                 now = self._step(plan, now, plan_s)
             else:
                 self._note(self._scheduler.take_events(), now)
@@ -131,13 +134,15 @@ class Simulation:
             if self._run.num_steps % _PROGRESS_EVERY_STEPS == 0:
                 show(now, self._run.last_arrival_s)
         self._scheduler.check()
+        self._run.prefetched = self._residency.prefetched
         self._run.duration_s = max((r.end_s or 0.0) for r in self._run.records)
         return self._run
 
     def _deliver(self, now: float) -> None:
         """Hand over what has happened: copies, arrivals, clients that left."""
-        for key in self._link.arrived(now):
-            self._residency.finish_load(key)
+        self._now = now
+        for arrival in self._link.arrivals():
+            self._residency.finish_load(arrival.key)
         requests = self._load.requests
         while self._num_arrived < len(requests) and requests[self._num_arrived].arrival_s <= now:
             self._submit(str(self._num_arrived), requests[self._num_arrived])
@@ -160,25 +165,37 @@ class Simulation:
         num_bytes = request.rank * self._device.bytes_per_rank
         self._scheduler.add(submit, request.arrival_s, num_bytes)
 
-    def _start_copies(self, plan: StepPlan, now: float) -> None:
-        sizes = [(key, self._ranks[key] * self._device.bytes_per_rank) for key in plan.loads]
-        self._link.start(sizes, now)
-        self._run.num_loads += len(sizes)
-        self._run.critical_bytes += sum(size for _, size in sizes)
+    def _start_copies(self, plan: StepPlan) -> None:
+        self._link.start(plan)
+        self._run.num_loads += len(plan.loads)
+        self._run.critical_bytes += sum(map(self._adapter_bytes, (*plan.loads, *plan.claims)))
+
+    def _prompt_tokens(self, key: AdapterKey) -> int:
+        """Of the request that has waited longest for an adapter."""
+        waiting = (
+            record.prompt_tokens
+            for record in self._run.records[: self._num_arrived]
+            if record.started_s is None and record.adapter == key.digest
+        )
+        return next(waiting, 1)
+
+    def _adapter_bytes(self, key: AdapterKey) -> int:
+        return self._ranks[key] * self._device.bytes_per_rank
 
     def _step(self, plan: StepPlan, now: float, plan_s: float) -> float:
         """Let the device run the plan; return when it is done."""
-        step = self._features(plan)
+        step = plan_features(plan, self._ranks.__getitem__, self._link.bytes_in_flight)
         ms = self._device.times.step_ms(step)
         if self._load.noise:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
-        self._count(plan, step, ms)
-        for chunk in plan.chunks:
-            if chunk.request_id not in self._begun:
-                self._begun.add(chunk.request_id)
-                record = self._records[chunk.request_id]
-                record.started_s, record.cached_tokens = now, chunk.start
-        output = StepOutput(self._sample(plan), {})
+        stall_ms = self._link.take_stall_ms()
+        ms += stall_ms
+        self._count(plan, step, ms, stall_ms)
+        for key, cached_tokens in begun(plan):
+            record = self._records[key]
+            if record.started_s is None:
+                record.started_s, record.cached_tokens = now, cached_tokens
+        output = self._model.run(plan)
         started = perf_counter()
         events = self._scheduler.commit(plan, output, ms)
         self._run.planner_us.append((plan_s + perf_counter() - started) * 1e6)
@@ -193,39 +210,7 @@ class Simulation:
         for key, share_ms in shares_ms.items():
             self._records[key].machine_ms += share_ms
 
-    def _sample(self, plan: StepPlan) -> dict[str, int]:
-        last = self._last_position
-        return {
-            chunk.request_id: int(chunk.sample.position >= last[chunk.request_id])
-            for chunk in plan.chunks
-            if chunk.sample is not None
-        }
-
-    def _features(self, plan: StepPlan) -> StepFeatures:
-        decodes = kv_tokens = prefill_tokens = squared = context = 0
-        for chunk in plan.chunks:
-            size, sampled = len(chunk.token_ids), chunk.sample
-            if sampled is not None and sampled.position > 0:
-                decodes += 1
-                kv_tokens += chunk.start
-            else:
-                prefill_tokens += size
-                squared += size * size
-                context += size * chunk.start
-        adapters = {chunk.adapter for chunk in plan.chunks} - {None}
-        return StepFeatures(
-            num_tokens=decodes + prefill_tokens,
-            num_decodes=decodes,
-            prefill_tokens=prefill_tokens,
-            prefill_squared=squared,
-            prefill_context=context,
-            kv_tokens=kv_tokens,
-            sum_rank=sum(self._ranks[adapter] for adapter in adapters if adapter is not None),
-            num_adapters=len(adapters),
-            bytes_in_flight=self._link.bytes_in_flight,
-        )
-
-    def _count(self, plan: StepPlan, step: StepFeatures, ms: float) -> None:
+    def _count(self, plan: StepPlan, step: StepFeatures, ms: float, stall_ms: float) -> None:
         run = self._run
         run.num_steps += 1
         run.num_preempted += len(plan.preempted)
@@ -241,8 +226,12 @@ class Simulation:
                 step.sum_rank,
                 step.num_adapters,
             )
-            alone_ms = self._device.times.step_ms(alone)
+            times = self._device.times
+            alone_ms = times.step_ms(alone)
+            quiet_ms = times.step_ms(replace(step, bytes_in_flight=0))
             run.decode_ms += ms * step.num_decodes
+            load_ms = stall_ms + times.step_ms(step) - quiet_ms
+            run.load_stall_ms += max(0.0, load_ms) * step.num_decodes
             run.interrupted_ms += max(0.0, ms - alone_ms) * step.num_decodes
 
     def _note(self, events: Events, at: float) -> None:
@@ -288,5 +277,9 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_waiting_tokens=sum(request.prompt_tokens for request in load.requests) + 1,
         max_model_len=longest,
         vocab_size=vocabulary(load.requests),
+        # Other prompts have nothing in common.
+        prefix_cache=any(request.hash_ids for request in load.requests),
         targets=dict.fromkeys(("priority", "default"), load.targets),
+        prefetch=load.copying.prefetch,
+        max_transfer_bytes=load.copying.max_transfer_bytes,
     )

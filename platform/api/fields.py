@@ -10,8 +10,8 @@ NO_OP_FIELDS: Mapping[str, str] = {
     "safety_identifier": "names the client's own end user",
     "metadata": "labels for stored completions; none are stored",
     "store": "completions are not stored",
-    "prompt_cache_key": "would steer a prefix cache; there is none",
-    "prompt_cache_retention": "would steer a prefix cache; there is none",
+    "prompt_cache_key": "helps some clouds to find the prefix; here tokens alone say what is found",
+    "prompt_cache_retention": "asks for time in the prefix cache; use alone says what stays",
     "prediction": "speeds up some engines; never changes the output",
     "parallel_tool_calls": "says how tools are called; there are none",
 }

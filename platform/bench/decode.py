@@ -78,20 +78,20 @@ def ask_all(
         before = perf_counter()
         report = parts.engine.step()
         decodes = bool(answer.token_ids[0]) and _decodes_all(report.plan, len(asks))
-        if on_step is not None and report.plan.chunks:
+        if on_step is not None and report.plan.num_requests:
             on_step(report, decodes=decodes)
         if decodes:
             answer.step_s.append(perf_counter() - before)
         num_open -= _take(report, ids, answer)
         if answer.first_token_s == 0 and answer.token_ids[0]:
             answer.first_token_s = perf_counter() - started
-        if not report.plan.chunks and num_open:
+        if not report.plan.num_requests and num_open:
             parts.mailbox.wait()
     return answer
 
 
 def _decodes_all(plan: StepPlan, num_requests: int) -> bool:
-    return len(plan.chunks) == plan.num_tokens == num_requests
+    return plan.num_requests == plan.num_tokens == num_requests
 
 
 def _take(report: StepReport, ids: dict[str, int], answer: Answer) -> int:

@@ -102,6 +102,8 @@ def _prepared(
         "max_running": max(plan.batch_sizes),
         "max_step_tokens": max(plan.batch_sizes) * plan.prompt_tokens,
         "max_waiting_tokens": max(plan.batch_sizes) * plan.prompt_tokens,
+        # Cases have prompts in common, and the peer computes all of each.
+        "prefix_cache": False,
     }
     roomy = settings.model_copy(update=update)
     # Compiled where the worker keeps it, not in the folder that is thrown away.

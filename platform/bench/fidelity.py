@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import monotonic
 
 import numpy as np
 import torch
@@ -22,13 +21,13 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.config import Targets
 from loraplex.engine.core import StepReport
 from loraplex.engine.cost import CostModel, Subject
-from loraplex.engine.cost_features import Row, StepFeatures
 from loraplex.engine.fair_queue import FairSettings
 from loraplex.engine.memory import PoolSizes
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
 from loraplex.engine.simulation.devices import Device, LearnedTimes
 from loraplex.engine.simulation.experiment import Setup, run_policy
 from loraplex.engine.simulation.metrics import measure
+from loraplex.engine.simulation.model import ScriptedModel, plan_features
 from loraplex.engine.simulation.records import Run
 from loraplex.engine.simulation.workload import (
     AdapterMix,
@@ -40,7 +39,14 @@ from loraplex.engine.simulation.workload import (
 from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.bench.adapters import BenchAdapter, write_adapters
 from loraplex.platform.bench.machine import Machine, describe_machine
-from loraplex.platform.bench.replay import END_TOKEN, LengthRunner, Replay
+from loraplex.platform.bench.replay import (
+    END_TOKEN,
+    Clock,
+    LengthRunner,
+    ProcessorClock,
+    Replay,
+    WallClock,
+)
 from loraplex.platform.bench.subject import pool_sizes
 from loraplex.platform.settings import Settings, available_cores
 from loraplex.platform.worker import EngineParts, compose_engine, model_config
@@ -64,6 +70,8 @@ class FidelityPlan:
     num_tenants: int = 4
     mean_prompt_tokens: float = 60.0
     mean_output_tokens: float = 30.0
+    by_processor_time: bool = False
+    """Count the time in which this process computes, not what others take of the machine."""
     pool_requests: int = 8
     """KV blocks for so many of the longest requests."""
     seed: int = 0
@@ -103,43 +111,37 @@ class Watch:
     """Learns step times and the speed of copies from an engine that runs."""
 
     def __init__(
-        self, parts: EngineParts, adapters: Sequence[BenchAdapter], costs: CostModel
+        self,
+        parts: EngineParts,
+        adapters: Sequence[BenchAdapter],
+        costs: CostModel,
+        clock: Clock,
     ) -> None:
         self.costs = costs
+        self._clock = clock
         self.errors: list[float] = []
         self.copy_bytes_per_s: list[float] = []
         self._residency = parts.residency
         self._bytes = {adapter.digest: adapter.num_bytes for adapter in adapters}
+        self._mib = {adapter.digest: adapter.num_bytes / _MIB for adapter in adapters}
         self._loading: dict[AdapterKey, float] = {}
 
     def see(self, report: StepReport, seconds: float) -> None:
         """A step that computed something."""
-        now = monotonic()
+        now = self._clock.now()
         for key, since in list(self._loading.items()):
             if self._residency.state(key) is State.RESIDENT:
                 self.copy_bytes_per_s.append(self._bytes[key.digest] / (now - since))
                 del self._loading[key]
         self._loading |= dict.fromkeys(report.plan.loads, now)
-        step, ms = self._features(report), seconds * 1e3
+        in_flight = sum(self._bytes[key.digest] for key in self._loading)
+        step, ms = plan_features(report.plan, self._mib_of, in_flight), seconds * 1e3
         if self.costs.num_steps:
             self.errors.append((self.costs.predict_ms(step) - ms) / ms)
         self.costs.observe(step, ms)
 
-    def _features(self, report: StepReport) -> StepFeatures:
-        chunks = report.plan.chunks
-        adapters = {chunk.adapter for chunk in chunks if chunk.adapter is not None}
-        rows = [
-            Row(
-                len(chunk.token_ids),
-                chunk.start,
-                0.0,
-                chunk.sample is not None and chunk.sample.position > 0,
-            )
-            for chunk in chunks
-        ]
-        in_flight = sum(self._bytes[key.digest] for key in self._loading)
-        mib = sum(self._bytes[key.digest] for key in adapters) / _MIB
-        return replace(StepFeatures.of(rows, len(adapters), in_flight), sum_rank=mib)
+    def _mib_of(self, key: AdapterKey) -> float:
+        return self._mib[key.digest]
 
 
 class Bench:
@@ -159,17 +161,26 @@ class Bench:
         is_cpu = self.model.device.type == "cpu"
         kernel = compile_lora(settings.kernels_dir) if is_cpu else None
         self._runner = LengthRunner(self.model, self.sizes.num_blocks, block_size, kernel)
+        self._by_processor_time = plan.by_processor_time
         self._tokenizer_json = export_tokenizer(self.model.path).tokenizer_json
 
     def replay(self, requests: Requests, costs: CostModel) -> tuple[Run, Watch]:
         """Run requests through an engine in whose memory no adapter is."""
+        clock = ProcessorClock() if self._by_processor_time else WallClock()
         parts = compose_engine(
-            self.settings, self.model, self._runner, self.sizes, self._tokenizer_json
+            self.settings,
+            self.model,
+            self._runner,
+            self.sizes,
+            self._tokenizer_json,
+            clock=clock.now,
         )
-        watch = Watch(parts, self.adapters, costs)
-        self._runner.output_tokens = {str(i): r.output_tokens for i, r in enumerate(requests)}
+        watch = Watch(parts, self.adapters, costs, clock)
+        self._runner.script = ScriptedModel(
+            {str(i): r.output_tokens for i, r in enumerate(requests)}
+        )
         try:
-            run = Replay(parts, requests, self.model.vocab_size, watch.see).run()
+            run = Replay(parts, requests, self.model.vocab_size, clock, watch.see).run()
         finally:
             parts.transfers.close()
         return run, watch

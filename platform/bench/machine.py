@@ -3,11 +3,11 @@
 import os
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from loraplex.engine.model import LoadedModel
+from loraplex.platform.processor import cpu_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,3 @@ def describe_machine(model: LoadedModel, load_average: float) -> Machine:
         dtype=str(model.dtype).removeprefix("torch."),
         load_average=load_average,
     )
-
-
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Name of the processor, with family and model where the name alone says little."""
-    fields: dict[str, str] = {}
-    for line in cpuinfo.read_text().splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(name.strip(), value.strip())
-    if "model name" not in fields:
-        return platform.machine()
-    numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
-    return f"{fields['model name']} ({', '.join(numbers)})" if numbers else fields["model name"]

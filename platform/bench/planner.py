@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from time import thread_time
 
+import numpy as np
+
 from loraplex.adapters.residency import Residency
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.cost import CostModel, Subject
@@ -102,7 +104,7 @@ class _World:
                 request_id=f"r{self._num_added}",
                 tenant=f"t{adapter % NUM_TENANTS}",
                 adapter=f"a{adapter}",
-                prompt=tuple(range(num_tokens)),
+                prompt=tuple(range(self._num_added, self._num_added + num_tokens)),
                 sampling=Sampling(max_tokens=self._random.randint(*OUTPUT_TOKENS), seed=0),
             )
             self.scheduler.add(submit, self._now, _ADAPTER_BYTES)
@@ -114,15 +116,14 @@ class _World:
         plan = self.scheduler.plan(self._now)
         planned = thread_time()
         has_begun = self.scheduler.num_running != num_running or bool(plan.loads)
-        output = StepOutput({c.request_id: 7 for c in plan.chunks if c.sample is not None}, {})
+        output = StepOutput(np.full(len(plan.sampled_keys), 7))
         ran = thread_time()
         events = self.scheduler.commit(plan, output, _STEP_MS)
         done = thread_time()
         for key in plan.loads:
             self._residency.finish_load(key)
         self._now += _STEP_MS / 1e3
-        is_prefill = any(chunk.sample is None for chunk in plan.chunks)
-        changed = has_begun or is_prefill or bool(events.finished)
+        changed = has_begun or bool(plan.prefills or events.finished)
         return ((planned - started) + (done - ran)) * 1e6, changed
 
 

@@ -2,15 +2,19 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from loraplex.adapters.spec import AdapterKey
+from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.core import StepReport
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import Failed, Rejected, Sampling, Submit
 from loraplex.engine.runner import ModelRunner
+from loraplex.engine.simulation.model import END, ScriptedModel, begun
 from loraplex.engine.simulation.records import Record, Run
 from loraplex.engine.simulation.traces import TraceRequest
 from loraplex.kernels.lora_cpu import CpuLora
@@ -28,29 +32,56 @@ class LengthRunner(ModelRunner):
         self, model: LoadedModel, num_blocks: int, block_size: int, cpu_lora: CpuLora | None
     ) -> None:
         super().__init__(model, num_blocks, block_size, cpu_lora)
-        self.output_tokens: Mapping[str, int] = {}
-        """Of each request, by its id."""
-        self._ends: dict[str, bool] = {}
+        self.script = ScriptedModel({})
+        self._plan = StepPlan(0)
 
-    def build(self, plan: StepPlan, adapters: Mapping) -> StepBatch:  # type: ignore[type-arg]
-        """See `ModelRunner`; notes who is to end with this step."""
-        self._ends = {
-            chunk.request_id: chunk.sample.position + 1 >= self.output_tokens[chunk.request_id]
-            for chunk in plan.chunks
-            if chunk.sample is not None
-        }
+    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
+        """See `ModelRunner`."""
+        self._plan = plan
         return super().build(plan, adapters)
 
     def run(self, batch: StepBatch) -> StepOutput:
         """See `ModelRunner`."""
         output = super().run(batch)
-        tokens = {
-            key: END_TOKEN if self._ends[key] else max(token, END_TOKEN + 1)
-            for key, token in output.tokens.items()
-        }
-        return StepOutput(tokens, output.failures, output.logprobs)
+        ends = self.script.run(self._plan).token_ids == END
+        token_ids = np.where(ends, END_TOKEN, np.maximum(output.token_ids, END_TOKEN + 1))
+        return replace(output, token_ids=token_ids)
 
 
+class WallClock:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic() - self._started
+
+    def rest(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+
+class ProcessorClock:
+    """Seconds for which this process has computed or rested, so that what others do on the machine
+    meanwhile does not count."""
+
+    def __init__(self) -> None:
+        self._started = time.process_time()
+        self._rested_s = 0.0
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.process_time() - self._started + self._rested_s
+
+    def rest(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+        self._rested_s += seconds
+
+
+Clock = WallClock | ProcessorClock
 OnStep = Callable[[StepReport, float], None]
 """Told of each step that computed something, and of its seconds."""
 
@@ -63,12 +94,14 @@ class Replay:
         parts: EngineParts,
         requests: Sequence[TraceRequest],
         vocab_size: int,
+        clock: Clock,
         on_step: OnStep = lambda _report, _seconds: None,
     ) -> None:
         """Adapters of `requests` are digests."""
         self._parts = parts
         self._requests = requests
         self._on_step = on_step
+        self._clock = clock
         self._rng = np.random.default_rng(0)
         self._vocab_size = vocab_size
         self._cap = max(request.output_tokens for request in requests)
@@ -80,21 +113,20 @@ class Replay:
 
     def run(self) -> Run:
         """Raises BenchFailed where a request fails."""
-        started = time.monotonic()
+        clock = self._clock
         run = Run(list(self._records.values()), last_arrival_s=self._requests[-1].arrival_s)
         while self._num_ended < len(self._requests):
-            before = time.monotonic()
-            self._send(before - started)
+            before = clock.now()
+            self._send(before)
             report = self._parts.engine.step()
-            done = time.monotonic()
-            if not report.plan.chunks:
-                self._take(report, done - started)
-                self._rest(started)
+            done = clock.now()
+            self._take(report, done)
+            if not report.plan.num_requests:
+                self._rest()
                 continue
             run.num_steps += 1
             run.busy_ms += (done - before) * 1e3
-            self._share(report.plan, before - started, (done - before) * 1e3)
-            self._take(report, done - started)
+            self._share(report.plan, before, (done - before) * 1e3)
             self._on_step(report, done - before)
         run.duration_s = max(record.end_s or 0.0 for record in run.records)
         return run
@@ -115,20 +147,23 @@ class Replay:
             self._parts.mailbox.put(submit)
             self._num_sent += 1
 
-    def _rest(self, started: float) -> None:
+    def _rest(self) -> None:
         """Nothing can be computed: wait for the next request, or a moment for a load."""
         pause_s = 0.001
         if self._num_sent == self._num_ended and self._num_sent < len(self._requests):
-            next_s = self._requests[self._num_sent].arrival_s - (time.monotonic() - started)
-            pause_s = max(0.0, next_s)
-        time.sleep(pause_s)
+            pause_s = max(0.0, self._requests[self._num_sent].arrival_s - self._clock.now())
+        self._clock.rest(pause_s)
 
     def _share(self, plan: StepPlan, at_s: float, ms: float) -> None:
-        for chunk in plan.chunks:
-            record = self._records[chunk.request_id]
-            record.machine_ms += ms * len(chunk.token_ids) / plan.num_tokens
+        for key, cached_tokens in begun(plan):
+            record = self._records[key]
             if record.started_s is None:
-                record.started_s, record.cached_tokens = at_s, chunk.start
+                record.started_s, record.cached_tokens = at_s, cached_tokens
+        token_ms = ms / plan.num_tokens
+        for key in plan.decodes.roster.keys:
+            self._records[key].machine_ms += token_ms
+        for chunk in plan.prefills:
+            self._records[chunk.request_id].machine_ms += token_ms * len(chunk.token_ids)
 
     def _take(self, report: StepReport, at_s: float) -> None:
         events = report.events

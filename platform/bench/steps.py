@@ -107,4 +107,4 @@ def _plan(rows: list[AdapterKey | None], blocks_each: int) -> StepPlan:
         )
         for index, adapter in enumerate(rows)
     )
-    return StepPlan(step=1, chunks=chunks, loads=(), evictions=())
+    return StepPlan(step=1, prefills=chunks)

@@ -20,6 +20,12 @@ def fidelity(
         float, typer.Option(min=0.05, max=5, help="Of what this machine can do.")
     ] = 0.9,
     tenants: Annotated[int, typer.Option(min=1, max=64, help="Tenants.")] = 4,
+    processor_time: Annotated[
+        bool,
+        typer.Option(
+            "--processor-time", help="Leave out the time that others take of this machine."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
     as_json: AsJson = False,
     data_dir: DataDir = None,
@@ -38,7 +44,13 @@ def fidelity(
             prepare_worker_environment()
             from loraplex.platform.bench.fidelity import FidelityPlan, measure_fidelity
 
-            plan = FidelityPlan(seconds=seconds, load=load, num_tenants=tenants, seed=seed)
+            plan = FidelityPlan(
+                seconds=seconds,
+                load=load,
+                num_tenants=tenants,
+                by_processor_time=processor_time,
+                seed=seed,
+            )
             result = measure_fidelity(settings.model_copy(update=update), plan, show_progress)
     except (EngineError, BenchFailed, DemoModelMissing) as error:
         raise failure(str(error)) from None

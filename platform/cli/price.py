@@ -24,9 +24,7 @@ def set_(
     completion: Amount,
     cached: Annotated[
         str | None,
-        typer.Option(
-            help="Prompt tokens from a prefix cache (there is none yet). Default: as --prompt."
-        ),
+        typer.Option(help="Prompt tokens from the prefix cache. Default: as --prompt."),
     ] = None,
     valid_from: Annotated[datetime | None, typer.Option(help="UTC. Default: now.")] = None,
     as_json: AsJson = False,

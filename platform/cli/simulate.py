@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -10,6 +10,7 @@ from loraplex.platform.cli.context import AsJson, failure
 from loraplex.platform.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from loraplex.engine.simulation.devices import Device
     from loraplex.engine.simulation.experiment import Setup
     from loraplex.engine.simulation.metrics import Metrics
     from loraplex.engine.simulation.traces import TraceRequest
@@ -29,7 +30,25 @@ Policy = Annotated[
     str,
     typer.Option(help="fair, fcfs, slora, vtc, dlpm, skip-scan, drain or chameleon."),
 ]
-Cache = Annotated[str, typer.Option(help="lru, gdsf, chameleon or belady.")]
+Cache = Annotated[
+    str,
+    typer.Option(help="Which adapter goes: worth (the engine's), lru, gdsf, chameleon or belady."),
+]
+Prefetch = Annotated[
+    Literal["none", "queue", "all"],
+    typer.Option(help="Adapters loaded ahead: none, of the queue, or all that are expected."),
+]
+Transfers = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="MB of adapters that may be on their way; default a quarter."),
+]
+AdapterRoute = Annotated[
+    Literal["beside", "inside", "layer-wise", "assisted"],
+    typer.Option(help="How adapters come: beside steps, inside them, or while prompts run."),
+]
+CopyRate = Annotated[
+    float | None, typer.Option(min=0.001, help="GB/s of the link; default the profile's.")
+]
 Slots = Annotated[
     int | None, typer.Option(min=1, help="Adapters of the largest rank that fit; default all.")
 ]
@@ -72,7 +91,11 @@ def simulate(
     trace: Trace,
     profile: Profile = "a10g-llama2-7b",
     policy: Policy = "fair",
-    cache: Cache = "lru",
+    cache: Cache = "worth",
+    prefetch: Prefetch = "queue",
+    transfers: Transfers = None,
+    route: AdapterRoute = "beside",
+    copy_rate: CopyRate = None,
     slots: Slots = None,
     load: Load = None,
     until: Until = None,
@@ -93,9 +116,9 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Run the engine's scheduler on a trace under a virtual clock, and print what it would do."""
-    from loraplex.engine.simulation.devices import read_device
     from loraplex.engine.simulation.errors import SimulationError
     from loraplex.engine.simulation.experiment import Setup, at_load
+    from loraplex.engine.simulation.routes import Copying
     from loraplex.engine.simulation.workload import (
         AdapterMix,
         Generated,
@@ -106,11 +129,13 @@ def simulate(
     )
 
     try:
-        device = read_device(profile)
         shape = Generated(tenants, rate, duration, 1.0, burstiness, active)
         requests = scaled(_requests(trace, shape, seed), 1.0, until)
         requests = with_adapters(requests, AdapterMix(adapters, zipf, _ranks(ranks)), seed)
-        setup = Setup(device, requests, max_tokens, slots, noise, seed)
+        budget = None if transfers is None else int(transfers * 1e6)
+        copying = Copying(prefetch, budget, route)
+        device = _device(profile, copy_rate)
+        setup = Setup(device, requests, max_tokens, slots, noise, seed, copying=copying)
         if load is not None:
             setup = replace(setup, requests=at_load(setup, load))
         requests = with_burst(setup.requests, burst, seed)
@@ -122,6 +147,15 @@ def simulate(
         print_json([asdict(metrics)])
     else:
         print_table(("METRIC", "VALUE"), asdict(metrics).items(), empty="")
+
+
+def _device(profile: str, copy_rate: float | None) -> "Device":
+    from loraplex.engine.simulation.devices import read_device
+
+    device = read_device(profile)
+    if copy_rate is None:
+        return device
+    return replace(device, copy_bytes_per_s=copy_rate * 1e9)
 
 
 def _run(setup: "Setup", policy: str, cache: str, report: Path | None, name: str) -> "Metrics":

@@ -31,6 +31,7 @@ class Reading:
     waiting: float | None
     kv_held: float | None
     kv_free: float | None
+    """Cached ones too: nobody holds them."""
 
 
 def read(gateway: str, worker: str, at_s: float) -> Reading:
@@ -49,8 +50,16 @@ def read(gateway: str, worker: str, at_s: float) -> Reading:
         running=other.get("loraplex_worker_requests", "running"),
         waiting=other.get("loraplex_worker_requests", "waiting"),
         kv_held=other.get("loraplex_kv_blocks", "held"),
-        kv_free=other.get("loraplex_kv_blocks", "free"),
+        kv_free=_sum(
+            other.get("loraplex_kv_blocks", "free"), other.get("loraplex_kv_blocks", "cached")
+        ),
     )
+
+
+def _sum(*values: float | None) -> float | None:
+    """Of those that there are; None if there is none."""
+    there = [value for value in values if value is not None]
+    return sum(there) if there else None
 
 
 def quantile_s(earlier: Buckets, later: Buckets, q: float) -> float | None:

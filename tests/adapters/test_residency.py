@@ -54,7 +54,7 @@ def test_a_failed_load_gives_its_bytes_back_and_may_be_tried_again():
     assert residency.start_load(A, 10) == ()
 
 
-def test_the_least_recently_used_is_evicted_first():
+def test_of_what_nobody_asks_for_the_least_recently_used_is_evicted_first():
     residency = make(a=4, b=4)
     assert residency.start_load(C, 4) == (A,)
     assert residency.state(A) is State.ABSENT
@@ -69,6 +69,67 @@ def test_a_lease_is_a_use_when_it_is_taken_and_when_it_is_given_back(released):
         residency.release(B)
         residency.release(A)
     assert residency.start_load(C, 4) == (B,)
+
+
+def test_what_was_asked_for_least_is_evicted_first():
+    residency = make(a=4, b=4)
+    for key in (A, A, B):
+        residency.demand.arrived(key, 4)
+    assert residency.start_load(C, 4) == (B,)
+
+
+def test_what_a_waiting_request_needs_goes_after_all_that_none_needs():
+    residency = make(a=4, b=4)
+    for key in (A, *[B] * 9):
+        residency.demand.arrived(key, 4)
+    residency.demand.waits(A)
+    assert residency.start_load(C, 4) == (B,)
+
+
+def test_of_what_is_waited_for_that_goes_first_which_fewest_wait_for():
+    residency = make(a=4, b=4)
+    for key in (A, B, B):
+        residency.demand.arrived(key, 4)
+        residency.demand.waits(key)
+    assert residency.start_load(C, 4) == (A,)
+
+
+def test_a_small_adapter_goes_after_a_large_one_since_any_load_costs_something():
+    residency = make(capacity=12, a=8, b=2)
+    for key, size in ((A, 8), (B, 2)):
+        residency.demand.arrived(key, size)
+    assert residency.start_load(C, 4) == (A,)
+
+
+def test_a_prefetch_is_evicted_on_its_way_but_not_once_it_is_claimed():
+    residency = Residency(10)
+    residency.start_load(A, 6, is_prefetch=True)
+    assert residency.is_unclaimed(A)
+    residency.start_load(B, 4, is_prefetch=True)
+    residency.claim(B)
+    assert residency.start_load(C, 6) == (A,)
+    assert residency.state(B) is State.LOADING
+    assert (residency.prefetched.num_claimed, residency.prefetched.num_wasted) == (1, 1)
+    assert residency.prefetched.wasted_bytes == 6
+
+
+def test_a_lease_claims_what_was_prefetched():
+    residency = Residency(10)
+    residency.start_load(A, 6, is_prefetch=True)
+    residency.finish_load(A)
+    assert residency.is_unclaimed(A)
+    residency.acquire(A)
+    assert not residency.is_unclaimed(A)
+    assert residency.prefetched.num_claimed == 1
+
+
+def test_only_a_prefetch_on_its_way_is_claimed():
+    residency = make(a=1)
+    residency.start_load(B, 1)
+    with pytest.raises(ResidencyViolation, match="resident"):
+        residency.claim(A)
+    with pytest.raises(ResidencyViolation, match="not prefetched"):
+        residency.claim(B)
 
 
 def test_no_more_are_evicted_than_needed():
@@ -143,27 +204,47 @@ class ResidencyMachine(RuleBasedStateMachine):
         super().__init__()
         self.residency = Residency(20)
         self.loading: dict[AdapterKey, int] = {}
+        self.unclaimed: set[AdapterKey] = set()
         self.resident: dict[AdapterKey, int] = {}  # from the least recently used
         self.leases: list[AdapterKey] = []
 
     def used(self, key):
         self.resident[key] = self.resident.pop(key)
 
-    @rule(tenant=st.sampled_from("xy"), digest=st.sampled_from("abcde"), size=st.integers(0, 25))
-    def load(self, tenant, digest, size):
+    @rule(
+        tenant=st.sampled_from("xy"),
+        digest=st.sampled_from("abcde"),
+        size=st.integers(0, 25),
+        is_prefetch=st.booleans(),
+    )
+    def load(self, tenant, digest, size, is_prefetch):
         key = AdapterKey(tenant, digest)
         if key in self.loading or key in self.resident:
             return
-        pinned = sum(self.loading.values()) + sum(self.resident[k] for k in set(self.leases))
+        pinned = sum(s for k, s in self.loading.items() if k not in self.unclaimed)
+        pinned += sum(self.resident[k] for k in set(self.leases))
         assert self.residency.can_load(size) is (size <= 20 - pinned)
         if not self.residency.can_load(size):
             return
-        evicted = self.residency.start_load(key, size)
-        unleased = [k for k in self.resident if k not in self.leases]
-        assert list(evicted) == unleased[: len(evicted)]
+        loadable = self.residency.loadable_bytes
+        evicted = self.residency.start_load(key, size, is_prefetch=is_prefetch)
+        if is_prefetch:
+            assert self.residency.loadable_bytes == loadable, "a prefetch took memory from loads"
+            self.unclaimed.add(key)
         for victim in evicted:
-            del self.resident[victim]
+            assert victim not in self.leases
+            assert victim in self.resident or victim in self.unclaimed
+            self.resident.pop(victim, None)
+            self.loading.pop(victim, None)
+            self.unclaimed.discard(victim)
         self.loading[key] = size
+
+    @precondition(lambda self: self.unclaimed & self.loading.keys())
+    @rule(data=st.data())
+    def claim(self, data):
+        key = data.draw(st.sampled_from(sorted(self.unclaimed & self.loading.keys())))
+        self.residency.claim(key)
+        self.unclaimed.remove(key)
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), succeeds=st.booleans())
@@ -175,12 +256,14 @@ class ResidencyMachine(RuleBasedStateMachine):
             self.resident[key] = size
         else:
             self.residency.fail_load(key)
+            self.unclaimed.discard(key)
 
     @precondition(lambda self: self.resident)
     @rule(data=st.data())
     def acquire(self, data):
         key = data.draw(st.sampled_from(sorted(self.resident)))
         self.residency.acquire(key)
+        self.unclaimed.discard(key)
         self.leases.append(key)
         self.used(key)
 
@@ -199,6 +282,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert self.residency.held_bytes == held
         assert self.residency.free_bytes + held == self.residency.capacity_bytes
         assert self.residency.num_leases == len(self.leases)
+        counts = self.residency.prefetched
+        outstanding = counts.num_started - counts.num_claimed - counts.num_wasted
+        assert outstanding == len(self.unclaimed)
 
     @invariant()
     def states_agree(self):

@@ -109,6 +109,9 @@ class World:
         self.num_added = 0
         self.num_ended = 0
         self.loading: dict[AdapterKey, float] = {}
+        self.sizes: dict[AdapterKey, int] = {}
+        self.unclaimed: set[AdapterKey] = set()
+        self.num_prefetched = 0
         self.computed: Counter[str] = Counter()
         self.prepaid_ms: Counter[str] = Counter()
         self.overtaken: Counter[str] = Counter()
@@ -142,6 +145,8 @@ class World:
         if not is_flex:
             self.auditor.weights[tenant] = submit.weight
         self.tenants[request_id] = "" if is_flex else tenant
+        if adapter is not None:
+            self.sizes[AdapterKey(tenant, adapter)] = adapter_bytes
         self.scheduler.add(submit, self.now, 0 if adapter is None else adapter_bytes)
         self.look()
         return request_id
@@ -153,6 +158,7 @@ class World:
     def fail_load(self, key: AdapterKey) -> None:
         """A load breaks; it has cost what it has cost."""
         del self.loading[key]
+        self.unclaimed.discard(key)
         self.residency.fail_load(key)
         self.scheduler.fail_adapter(key, "adapter_load_failed", "unreadable")
         self.look()
@@ -252,12 +258,20 @@ class World:
                 raise Violation(f"{reserved.key} was overtaken too often while memory was kept")
 
     def _audit_plan(self, plan: StepPlan) -> None:
-        for key in plan.loads:
-            (request, *_) = [r for r in self.scheduler._requests.values() if r.adapter == key]
-            cost_ms = self.costs.load_ms * request.submission.adapter_bytes
-            self.loading[key] = self.now + cost_ms / 1e3
-            if self.tenants[request.key]:
-                self.auditor.service_ms[key.tenant] += cost_ms
+        for key in plan.evictions:
+            self.loading.pop(key, None)
+            self.unclaimed.discard(key)
+        for key in (*plan.loads, *plan.prefetches):
+            self.loading[key] = self.now + self._load_ms(key) / 1e3
+        self.unclaimed.update(plan.prefetches)
+        self.num_prefetched += len(plan.prefetches)
+        self.unclaimed.difference_update(plan.claims)
+        for key in (*plan.loads, *plan.claims):
+            self._serve_load(key)
+        for chunk in plan.chunks:
+            if chunk.adapter in self.unclaimed:  # it was prefetched, and this is its first use
+                self.unclaimed.remove(chunk.adapter)
+                self._serve_load(chunk.adapter)
         for victim, by, _ in plan.preempted:
             recompute_ms = self.costs.token_ms * self.computed.pop(victim, 0)
             self.num_preempted[victim] += 1
@@ -265,6 +279,17 @@ class World:
             if payer and tenant and payer != tenant:
                 self.auditor.service_ms[payer] += recompute_ms
                 self.prepaid_ms[victim] += recompute_ms
+
+    def _load_ms(self, key: AdapterKey) -> float:
+        return self.costs.load_ms * self.sizes[key]
+
+    def _serve_load(self, key: AdapterKey) -> None:
+        """A load is its tenant's once a request needs it, however early it began."""
+        needed_by_main = any(
+            r.adapter == key and self.tenants[r.key] for r in self.scheduler._requests.values()
+        )
+        if needed_by_main:
+            self.auditor.service_ms[key.tenant] += self._load_ms(key)
 
     def _audit_step(self, plan: StepPlan, step_ms: float) -> None:
         for chunk in plan.chunks:

@@ -1,10 +1,13 @@
 """A cost model whose coefficients are known."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.cost_features import Row, StepFeatures
+from loraplex.engine.cost_errors import Choice
+from loraplex.engine.cost_features import Floats, Rows, StepFeatures
 
 
 @dataclass
@@ -22,13 +25,15 @@ class LinearCosts:
         return self.constant_ms + self.token_ms * step.num_tokens + self.context_ms * step.kv_tokens
 
     def predict_chunks_ms(
-        self, step: StepFeatures, chunk_tokens: Sequence[int], start: int
-    ) -> list[float]:
-        more = (replace(step, num_tokens=step.num_tokens + size) for size in chunk_tokens)
-        return [self.predict_ms(each) for each in more]
+        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int
+    ) -> Floats:
+        return self.predict_ms(step) + self.token_ms * chunk_tokens
 
     def observe(self, step: StepFeatures, ms: float) -> None:
         self.num_steps += 1
+
+    def note_choice(self, choice: Choice) -> None:
+        pass
 
     def request_ms(
         self,
@@ -41,9 +46,9 @@ class LinearCosts:
         tokens = prompt_tokens - cached_tokens + max(0.0, output_tokens - 1)
         return self.token_ms * tokens + self.load_ms * load_bytes
 
-    def shares(self, rows: Sequence[Row], step_ms: float) -> list[float]:
-        num_tokens = sum(row.num_tokens for row in rows)
-        return [step_ms * row.num_tokens / num_tokens for row in rows]
+    def shares(self, rows: Rows, step_ms: float) -> Floats:
+        num_tokens = np.array([1] * len(rows.start) + [chunk.num_tokens for chunk in rows.chunks])
+        return step_ms * num_tokens / num_tokens.sum()
 
 
 class KnownLengths:

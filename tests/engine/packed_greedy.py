@@ -40,7 +40,7 @@ class Request:
 def plan_of(chunks: Sequence[Chunk]) -> StepPlan:
     """Rows in the order that plans promise: base first, then grouped by adapter."""
     ordered = sorted(chunks, key=lambda chunk: chunk.adapter or ("", ""))
-    return StepPlan(0, tuple(ordered), loads=(), evictions=())
+    return StepPlan(0, tuple(ordered))
 
 
 def generate(

@@ -1,10 +1,10 @@
 """A runner without a model: it keeps token ids where a model keeps keys and values.
 
 The next token is a function of all tokens that the block table leads to, so that a wrong block,
-a missing position or a stale write changes the output.
+a missing position or a stale write changes the output. What one adapter wrote no other may read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import Chunk, SampleSpec, StepOutput, StepPlan
@@ -37,7 +37,9 @@ class SimulatedRunner:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._pool: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self._pool: list[list[tuple[int, AdapterKey | None] | None]] = [
+            [None] * block_size for _ in range(num_blocks)
+        ]
         self.plans: list[StepPlan] = []
         self.num_computed = 0
         """Positions that were computed, those computed again included."""
@@ -50,13 +52,13 @@ class SimulatedRunner:
     def run(self, plan: StepPlan) -> StepOutput:
         self.plans.append(plan)
         for chunk in plan.chunks:
-            self._write(chunk)
+            self.write(chunk)
         tokens = {
             chunk.request_id: self._sample(chunk, chunk.sample)
             for chunk in plan.chunks
             if chunk.sample is not None
         }
-        return StepOutput(tokens, {})
+        return StepOutput.of(plan, tokens)
 
     def _sample(self, chunk: Chunk, spec: SampleSpec) -> int:
         token_ids = self._read(chunk)
@@ -66,17 +68,25 @@ class SimulatedRunner:
             assert set(spec.penalties.prompt_ids) == set(token_ids[:end])
         return next_token(token_ids, chunk.adapter, spec.seed)
 
-    def _write(self, chunk: Chunk) -> None:
+    def write(self, chunk: Chunk) -> None:
+        """Compute its keys and values."""
         self.num_computed += len(chunk.token_ids)
         for position, token_id in enumerate(chunk.token_ids, start=chunk.start):
             block = chunk.block_table[position // self._block_size]
-            self._pool[block][position % self._block_size] = token_id
+            self._pool[block][position % self._block_size] = token_id, chunk.adapter
+
+    def poison(self, blocks: Iterable[int]) -> None:
+        """Make what these blocks hold unreadable."""
+        for block in blocks:
+            self._pool[block] = [None] * self._block_size
 
     def _read(self, chunk: Chunk) -> list[int]:
         token_ids = []
         for position in range(chunk.start + len(chunk.token_ids)):
             block = chunk.block_table[position // self._block_size]
-            token_id = self._pool[block][position % self._block_size]
-            assert token_id is not None, "a position was never computed"
+            written = self._pool[block][position % self._block_size]
+            assert written is not None, "a position was never computed"
+            token_id, adapter = written
+            assert adapter == chunk.adapter, "another adapter's keys and values are read"
             token_ids.append(token_id)
         return token_ids

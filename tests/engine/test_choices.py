@@ -1,5 +1,7 @@
 """Several choices of one request: shared blocks, endings of their own, one bill."""
 
+from dataclasses import replace
+
 import pytest
 from tests.engine import build
 from tests.engine.simulated_runner import SimulatedRunner, expected_output
@@ -24,9 +26,8 @@ class TokenRunner(SimulatedRunner):
         super().run(plan)
         sampling = [chunk for chunk in plan.chunks if chunk.sample is not None]
         self.specs |= {chunk.request_id: chunk.sample for chunk in sampling}
-        return StepOutput(
-            {c.request_id: self.tokens[c.request_id][c.sample.position] for c in sampling}, {}
-        )
+        tokens = {c.request_id: self.tokens[c.request_id][c.sample.position] for c in sampling}
+        return StepOutput.of(plan, tokens)
 
 
 def submit(request_id: str, num_prompt_tokens: int, n: int, **sampling: object) -> Submit:
@@ -99,8 +100,9 @@ def test_choices_take_hold_of_the_prompt_in_a_step_that_has_no_room_for_them() -
     assert runner.num_computed == 16 + 4 * 4
 
 
-def test_a_choice_that_finds_no_other_computes_the_prompt_itself() -> None:
-    scheduler, runner = build.scheduler(build.config(max_running=1)), SimulatedRunner(16, 4)
+def test_without_a_cache_a_choice_that_finds_no_other_computes_the_prompt_itself() -> None:
+    scheduler = build.scheduler(build.config(max_running=1, prefix_cache=False))
+    runner = SimulatedRunner(16, 4)
     asked = submit("a", 9, n=2, max_tokens=2)
     scheduler.add(asked, now=0.0)
     outputs, _ = run(scheduler, runner)
@@ -158,9 +160,8 @@ def test_a_choice_that_fails_fails_its_request_and_no_other() -> None:
     scheduler.add(submit("a", 3, n=2), now=0.0)
     scheduler.add(submit("b", 3, n=2), now=0.0)
     plan = scheduler.plan(now=0.0)
-    tokens = runner.run(plan).tokens
-    del tokens["a#1"]
-    events = scheduler.commit(plan, StepOutput(tokens, {"a#1": "not finite"}))
+    output = replace(runner.run(plan), failures={"a#1": "not finite"})
+    events = scheduler.commit(plan, output)
     scheduler.check()
     assert [failed.request_id for failed in events.failed] == ["a"]
     assert scheduler.num_running == 2

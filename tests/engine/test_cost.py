@@ -1,14 +1,25 @@
 from collections.abc import Callable
+from math import inf
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
 
 from loraplex.engine.cost import CostModel, Subject
-from loraplex.engine.cost_errors import DriftAlarm, ErrorWindow, decision_regret
-from loraplex.engine.cost_features import Row, StepFeatures
+from loraplex.engine.cost_errors import Choice, DriftAlarm, ErrorWindow, decision_regret
+from loraplex.engine.cost_features import Row, Rows, StepFeatures
+from loraplex.engine.cost_metrics import CostCollector
 from loraplex.engine.errors import CostModelInvalid
+
+
+def all_of(rows: list[Row]) -> Rows:
+    """Decodes as arrays, and others; of a list that has decodes first."""
+    decodes = [row for row in rows if row.is_decode]
+    start, rank = (np.array([row[i] for row in decodes], float) for i in (1, 2))
+    return Rows(start, rank, [row for row in rows if not row.is_decode])
+
 
 Machine = Callable[[StepFeatures], float]
 
@@ -91,7 +102,7 @@ def test_the_shares_of_a_step_sum_to_its_time_and_the_larger_part_counts() -> No
         Row(1, 4000, 0.0, is_decode=True),
         Row(100, 0, 16.0, is_decode=False),
     ]
-    shares = model.shares(rows, 50.0)
+    shares = model.shares(all_of(rows), 50.0)
     assert shares.sum() == pytest.approx(50.0)
     assert shares[1] > 2 * shares[0]
 
@@ -167,7 +178,7 @@ rows = st.builds(
 def test_shares_always_sum_to_the_time_and_none_is_negative(
     chunks: list[Row], step_ms: float
 ) -> None:
-    shares = taught(with_one_edge, 32).shares(chunks, step_ms)
+    shares = taught(with_one_edge, 32).shares(all_of(chunks), step_ms)
     assert (shares >= 0).all()
     assert shares.sum() == pytest.approx(step_ms if chunks else 0.0)
 
@@ -198,3 +209,34 @@ def test_regret_is_the_part_of_the_best_rate_that_the_choice_missed() -> None:
 def test_a_choice_that_breaks_the_limit_loses_as_much_as_it_is_late() -> None:
     predicted, measured = [10.0, 10.0], [10.0, 20.0]
     assert decision_regret(predicted, measured, [10, 20], 10.0) == pytest.approx(0.5)
+
+
+def test_choices_are_judged_by_what_is_known_64_steps_later() -> None:
+    model = taught(with_one_edge, 400)
+    step = StepFeatures.of([Row(1, 500, 1.0, is_decode=True)] * 8)
+    best = Choice(step, (64, 120, 121), 1, inf)
+    bad = Choice(step, (64, 120, 121), 0, inf)
+    for choice in (best, bad):
+        for _ in range(8):
+            model.note_choice(choice)
+    assert model.regrets().num_steps == 0
+    rng = np.random.default_rng(5)
+    for _ in range(64):
+        other = random_step(rng)
+        model.observe(other, with_one_edge(other))
+    model.note_choice(best)
+    regrets = model.regrets()
+    assert regrets.num_steps == 2
+    assert regrets.p99 == pytest.approx(1 - 64 / 120, abs=0.1)
+    assert regrets.p50 == pytest.approx(regrets.p99 / 2, abs=0.02), "half of them lost nothing"
+
+
+def test_how_well_it_predicts_is_told_as_metrics() -> None:
+    model, registry = taught(with_one_edge, 400), CollectorRegistry()
+    registry.register(CostCollector(model))
+    text = generate_latest(registry).decode()
+    errors = model.errors()
+    assert f'loraplex_cost_error_ratio{{quantile="0.95"}} {errors.p95}' in text
+    assert 'loraplex_cost_regret_ratio{quantile="0.5"} 0.0' in text
+    assert "loraplex_cost_drift_alarms_total 0.0" in text
+    assert "loraplex_cost_steps 400.0" in text

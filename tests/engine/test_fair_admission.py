@@ -16,10 +16,15 @@ class FairMachine(RuleBasedStateMachine):
     nobody is overtaken too often; at the end, that nobody starves.
     """
 
-    @initialize(constant_ms=st.sampled_from([0.0, 0.5]), num_blocks=st.sampled_from([12, 16, 24]))
-    def begin(self, constant_ms: float, num_blocks: int) -> None:
-        costs = LinearCosts(constant_ms=constant_ms, load_ms=5.0)
-        self.world = World(costs=costs, num_blocks=num_blocks)
+    @initialize(
+        constant_ms=st.sampled_from([0.0, 0.5]),
+        num_blocks=st.sampled_from([12, 16, 24]),
+        prefetch=st.sampled_from(["none", "queue", "all"]),
+        max_transfer_bytes=st.sampled_from([None, 1, 4]),
+    )
+    def begin(self, **config: object) -> None:
+        costs = LinearCosts(constant_ms=config.pop("constant_ms"), load_ms=5.0)
+        self.world = World(costs=costs, **config)
         self.open: list[str] = []
 
     @rule(

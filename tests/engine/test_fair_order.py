@@ -152,7 +152,7 @@ def test_flex_runs_only_when_nobody_else_could() -> None:
 def test_flex_changes_nothing_for_others() -> None:
     plans = []
     for with_flex in (False, True):
-        world = World(num_blocks=16)
+        world = World(num_blocks=16, prefix_cache=False)  # which all tiers share
         chunks = []
         for i in range(120):
             if i % 3 == 0:
@@ -187,7 +187,8 @@ def test_the_cost_of_pushing_out_is_paid_by_who_pushes_up_to_a_cap() -> None:
 
 def test_who_is_pushed_out_by_another_tenant_runs_on_before_all_who_wait() -> None:
     settings = replace(SETTINGS, max_open=3, overdraft_ms=100.0)
-    world = World(settings, num_blocks=12, max_step_tokens=48, costs=LinearCosts(load_ms=0.0))
+    config = {"num_blocks": 12, "max_step_tokens": 48, "prefix_cache": False}
+    world = World(settings, costs=LinearCosts(load_ms=0.0), **config)
     world.add("a", num_prompt_tokens=12, num_output_tokens=8)
     b = world.add("b", num_prompt_tokens=36, num_output_tokens=8)
     step(world)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +11,6 @@ from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.events import Events
-from loraplex.engine.plan import StepOutput
 from loraplex.engine.protocol import Sampling
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.seeds import choice_seed
@@ -67,7 +68,7 @@ def test_a_batch_holds_base_rows_first_and_each_adapters_rows_together() -> None
     for key in plan.loads:
         residency.finish_load(key)
     adapters = [chunk.adapter and chunk.adapter.digest for chunk in scheduler.plan(now=0.0).chunks]
-    assert adapters == [None, "x", "x", "y", "y"]
+    assert adapters == [None, "y", "y", "x", "x"]
 
 
 def test_two_requests_for_one_absent_adapter_start_one_load() -> None:
@@ -162,8 +163,8 @@ def test_a_row_with_non_finite_logits_fails_alone() -> None:
     for name in "ab":
         scheduler.add(build.submit(name), now=0.0)
     plan = scheduler.plan(now=0.0)
-    tokens = runner.run(plan).tokens
-    events = scheduler.commit(plan, StepOutput({"b": tokens["b"]}, {"a": "logits are not finite"}))
+    output = replace(runner.run(plan), failures={"a": "logits are not finite"})
+    events = scheduler.commit(plan, output)
     assert [failed.request_id for failed in events.failed] == ["a"]
     assert scheduler.num_running == 1
 
@@ -271,14 +272,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         adapter=st.sampled_from([None, "x", "y", "z"]),
         n=st.sampled_from([1, 1, 2, 5]),
         penalty=st.sampled_from([1.0, 1.2]),
+        num_alike=st.integers(0, 30),
     )
     def add(
-        self, num_prompt_tokens: int, max_tokens: int, adapter: str | None, n: int, penalty: float
+        self,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        adapter: str | None,
+        n: int,
+        penalty: float,
+        num_alike: int,
     ) -> None:
+        """The first `num_alike` tokens of the prompt are those of other prompts too."""
         self.num_added += 1
         sampling = Sampling(max_tokens=max_tokens, n=n, seed=1, repetition_penalty=penalty)
+        own = range(100 * self.num_added, 100 * self.num_added + num_prompt_tokens)
+        prompt = tuple(i if i < num_alike else own[i] % 500 for i in range(num_prompt_tokens))
         submit = build.submit(
-            f"r{self.num_added}", num_prompt_tokens, adapter=adapter, sampling=sampling
+            f"r{self.num_added}", adapter=adapter, sampling=sampling, prompt=prompt
         )
         self.scheduler.add(submit, now=0.0, adapter_bytes=0 if adapter is None else 2)
         self.submits[submit.request_id] = submit
@@ -290,6 +301,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         if request_id not in self.ended:
             self.aborted.add(request_id)
         self.scheduler.abort(request_id, now=0.0)
+
+    @rule(data=st.data())
+    def fail_step(self, data: st.DataObject) -> None:
+        """A step writes some of its keys and values, and breaks."""
+        plan = self.scheduler.plan(now=0.0)
+        self.loading += plan.loads
+        for chunk in plan.chunks[: data.draw(st.integers(0, 8))]:
+            self.runner.write(chunk)
+        self.runner.poison(self.scheduler.blocks.pool.free())
+        self.scheduler.fail_step(plan, "broken")
+        self.take(self.scheduler.take_events())
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), works=st.booleans())
@@ -314,6 +336,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             end = min(chunk.start + len(chunk.token_ids), len(self.submits[request_id].prompt))
             self.computed[request_id] = max(end, self.computed.get(request_id, 0))
         self.take(self.scheduler.commit(plan, self.runner.run(plan)))
+        self.runner.poison(self.scheduler.blocks.pool.free())
 
     def take(self, events: Events) -> None:
         for tokens in events.tokens:
@@ -333,6 +356,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             choices = self.outputs.get(ending.request_id, {})
             assert ending.usage.completion_tokens == sum(map(len, choices.values()))
             assert ending.usage.prompt_tokens == self.computed.get(ending.request_id, 0)
+            assert 0 <= ending.usage.cached_tokens <= ending.usage.prompt_tokens
             if reason in {"stop", "length"}:
                 assert ending.usage.prompt_tokens == len(self.submits[ending.request_id].prompt)
 

@@ -2,15 +2,17 @@
 
 from math import inf
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.engine import build
 from tests.engine.linear_costs import LinearCosts
 from tests.engine.simulated_runner import SimulatedRunner
 
 from loraplex.engine.config import Targets
-from loraplex.engine.cost_features import StepFeatures
+from loraplex.engine.cost_features import Floats, StepFeatures
 from loraplex.engine.scheduler import Scheduler
-from loraplex.engine.step_budget import prefill_tokens
+from loraplex.engine.step_budget import MAX_DEFERRALS, StepBudget
 
 TARGETS = {"default": Targets(ttft_ms=100.0, tpot_ms=10.0), "priority": Targets(50.0, 5.0)}
 
@@ -19,14 +21,71 @@ def step_of(num_decodes: int) -> StepFeatures:
     return StepFeatures(num_decodes, num_decodes, 0, 0.0, 0.0, 0)
 
 
+class SteppedCosts(LinearCosts):
+    """As hardware that computes 128 rows in the time of one."""
+
+    def predict_chunks_ms(
+        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int
+    ) -> Floats:
+        return self.constant_ms + 10.0 * -(-(step.num_tokens + chunk_tokens) // 128)
+
+
 @pytest.mark.parametrize(
     ("slack", "expected"), [(inf, 96), (64.0, 60), (5.0, 8), (-100.0, 8), (12.5, 8)]
 )
 def test_prompts_get_what_fits_into_the_slack_but_always_something(
     slack: float, expected: int
 ) -> None:
-    costs = LinearCosts(constant_ms=1.0)
-    assert prefill_tokens(costs, step_of(3), slack, 96, 8) == pytest.approx(expected, abs=4)
+    budget = StepBudget(LinearCosts(constant_ms=1.0), build.config(min_prefill_tokens=8))
+    assert budget.prefill_tokens(step_of(3), slack, 96) == pytest.approx(expected, abs=4)
+
+
+def test_a_step_ends_where_the_hardware_is_full_rather_than_just_behind_it() -> None:
+    budget = StepBudget(SteppedCosts(), build.config())
+    assert budget.prefill_tokens(step_of(8), inf, 140) == 120
+
+
+def test_a_step_that_is_worth_it_goes_beyond_where_the_hardware_is_full() -> None:
+    budget = StepBudget(SteppedCosts(constant_ms=30.0), build.config())
+    assert budget.prefill_tokens(step_of(8), inf, 240) == 240
+
+
+def test_what_does_not_fit_into_the_slack_is_not_taken_for_its_rate() -> None:
+    budget = StepBudget(SteppedCosts(constant_ms=30.0), build.config())
+    assert budget.prefill_tokens(step_of(8), 45.0, 240) == 120
+
+
+def test_tokens_are_put_off_for_the_hardware_a_bounded_number_of_times_in_a_row() -> None:
+    budget = StepBudget(SteppedCosts(), build.config())
+    sizes = [budget.prefill_tokens(step_of(8), inf, 140) for _ in range(2 * MAX_DEFERRALS + 2)]
+    assert sizes == [*[120] * MAX_DEFERRALS, 140] * 2
+
+
+def test_a_step_without_decodes_takes_all_that_there_is() -> None:
+    costs = SteppedCosts(num_steps=1000)
+    scheduler = build.scheduler(
+        build.config(max_step_tokens=140, num_blocks=64, max_model_len=200), costs=costs
+    )
+    scheduler.add(build.submit("a", 140), now=0.0)
+    assert scheduler.plan(0.0).num_tokens == 140
+
+
+def test_a_prompt_beside_decodes_is_cut_where_the_hardware_is_full_and_goes_on() -> None:
+    costs = SteppedCosts(num_steps=1000)
+    scheduler = build.scheduler(
+        build.config(max_step_tokens=200, num_blocks=64, max_model_len=200), costs=costs
+    )
+    runner = SimulatedRunner(64, 4)
+    scheduler.add(build.submit("a", 3, max_tokens=9), now=0.0)
+    plan = scheduler.plan(0.0)
+    scheduler.commit(plan, runner.run(plan))
+    scheduler.add(build.submit("b", 130), now=0.0)
+    sizes = []
+    for _ in range(2):
+        plan = scheduler.plan(0.0)
+        sizes.append(plan.num_tokens)
+        scheduler.commit(plan, runner.run(plan))
+    assert sizes == [128, 4]
 
 
 def decoding(num_steps_learned: int = 1000, **config: object) -> tuple[Scheduler, SimulatedRunner]:

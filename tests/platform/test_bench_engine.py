@@ -17,13 +17,14 @@ from loraplex.engine.lora_linear import LoraLinear
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
 from loraplex.platform.bench.engine import EngineResult
-from loraplex.platform.bench.machine import Machine, cpu_name
+from loraplex.platform.bench.machine import Machine
 from loraplex.platform.bench.phases import PHASES
 from loraplex.platform.bench.random_model import LlamaShape, write_random_llama
 from loraplex.platform.bench.report import as_json, ratios
 from loraplex.platform.bench.series import EnginePlan, Series
 from loraplex.platform.bench.subject import without_lora
 from loraplex.platform.cli.bench import app
+from loraplex.platform.processor import cpu_name
 
 MACHINE = {"cpu", "cores", "threads", "device", "torch", "python", "dtype", "load_average"}
 RATIOS = {

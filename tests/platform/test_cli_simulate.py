@@ -32,7 +32,7 @@ def test_a_report_is_a_page_that_needs_nothing_from_elsewhere(tmp_path: Path) ->
     ("options", "told"),
     [
         (["--policy", "best"], "policy 'best' is not one of: fair"),
-        (["--cache", "best"], "cache 'best' is not one of: lru"),
+        (["--cache", "best"], "cache 'best' is not one of: worth"),
         (["--profile", "b200"], "profile 'b200'"),
         (["--trace", "/nowhere"], "/nowhere"),
         (["--max-tokens", "20000"], "--max-tokens 20000"),

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 LORAPLEX = [sys.executable, "-m", "loraplex.platform.cli.main"]
+QUICK = {"LORAPLEX_LOG_LEVEL": "debug", "LORAPLEX_CALIBRATION_S": "0"}
 START_TIMEOUT_S = 240
 STOP_TIMEOUT_S = 60
 
@@ -83,7 +84,7 @@ def serving(
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=os.environ | {"LORAPLEX_LOG_LEVEL": "debug"} | (environment or {}),
+            env=os.environ | QUICK | (environment or {}),
         )
     served = Served(process, data_dir, log_path)
     watchdog = _killer(process, START_TIMEOUT_S)

@@ -1,6 +1,7 @@
 """The platform's own life: stopping, starting again, dying parts, and starts that cannot work."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -61,13 +63,15 @@ def test_ctrl_c_lets_open_requests_end_and_a_second_start_finds_everything_again
     new_demo_data_dir: Callable[[], Path],
 ) -> None:
     data_dir = new_demo_data_dir()
-    with serving(data_dir) as served:
+    with serving(data_dir, environment={"LORAPLEX_CALIBRATION_S": "1"}) as served:
+        assert "learned from" in served.log_path.read_text()
         before = served.ready["tenants"]
         with open_stream(served, LONG | {"max_tokens": 40}) as lines:
             served.process.send_signal(signal.SIGINT)
             assert list(lines)[-1] == "data: [DONE]"
         assert served.process.wait(30) == 0
         assert "Traceback" not in served.log_path.read_text()
+    assert len(list((data_dir / "costs").glob("*.json"))) == 1
     rows = usage_rows(data_dir, "acme")
     assert [row["finish_reason"] for row in rows] == ["length"]
     with serving(data_dir) as again:
@@ -84,9 +88,7 @@ def test_when_the_worker_is_killed_open_streams_end_with_an_error_and_it_comes_b
     with serving(new_demo_data_dir()) as served:
         with open_stream(served, LONG) as lines:
             os.kill(served.worker_pid(), signal.SIGKILL)
-            killed_at = time.monotonic()
             last = list(lines)[-1]
-            assert time.monotonic() - killed_at < 1
         assert '"error"' in last
         assert '"service_unavailable_error"' in last
         body = LONG | {"model": served.base_model, "max_tokens": 4}
@@ -125,13 +127,15 @@ def test_a_client_that_leaves_while_it_waits_for_a_whole_answer_stops_the_engine
     served: Served,
 ) -> None:
     num_before = len(usage_rows(served.data_dir, "acme"))
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(
-            f"{served.url}/v1/chat/completions",
-            json=LONG | {"model": served.base_model},
-            headers={"Authorization": f"Bearer {served.key('acme')}"},
-            timeout=1.5,
+    url = httpx.URL(served.url)
+    with contextlib.closing(HTTPConnection(url.host, url.port)) as connection:
+        connection.request(
+            "POST",
+            "/v1/chat/completions",
+            json.dumps(LONG | {"model": served.base_model}),
+            {"Authorization": f"Bearer {served.key('acme')}", "Content-Type": "application/json"},
         )
+        wait_until(lambda: served.metric('loraplex_worker_requests{state="running"}') > 0)
     wait_until(lambda: idle(served))
     rows = usage_rows(served.data_dir, "acme")
     assert len(rows) == num_before + 1

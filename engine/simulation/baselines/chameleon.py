@@ -111,6 +111,11 @@ class SizeQueues:
         """Nobody does."""
         return False
 
+    def upcoming(self) -> Iterator[Request]:
+        """Small sizes before large."""
+        for queue in self._queues:
+            yield from queue.values()
+
     def _size(self, request: Request, now: float) -> _Size:
         sampling = request.submission.sampling
         output = self._lengths.predict(request.adapter, sampling.max_tokens)

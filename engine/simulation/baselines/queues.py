@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from loraplex.adapters.residency import State
-from loraplex.engine.admission import AdmissionView, Blocked, FirstComeFirstServed
+from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionView, Blocked, FirstComeFirstServed
 from loraplex.engine.request import Request
 
 
@@ -16,7 +16,7 @@ class SkipScan(FirstComeFirstServed):
 
     def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002  of the protocol
         """Go on behind whatever has to do with adapters."""
-        self._goes_on = by in {Blocked.LOADING, Blocked.ADAPTER_MEMORY}
+        self._goes_on = by in {*WAITS_FOR_COPIES, Blocked.ADAPTER_MEMORY}
 
 
 class DrainThreshold(SkipScan):

@@ -9,7 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from loraplex.engine.admission import AdmissionView, Blocked
+from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionView, Blocked
 from loraplex.engine.request import Request
 
 _ADAPTER_TOKENS = 32
@@ -75,7 +75,7 @@ class SloraFirstCome:
 
     def blocked(self, request: Request, by: Blocked) -> None:  # noqa: ARG002  of the protocol
         """Stop, unless it is for a load."""
-        self._goes_on = by is Blocked.LOADING
+        self._goes_on = by in WAITS_FOR_COPIES
 
     def measured(self, shares_ms: Mapping[str, float]) -> None:
         """Time is nothing to it."""
@@ -91,6 +91,10 @@ class SloraFirstCome:
     def yields(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
         """Nobody does."""
         return False
+
+    def upcoming(self) -> Iterator[Request]:
+        """In the order of arrival."""
+        yield from self._waiting.values()
 
     def _fits_to_the_end(self, request: Request) -> bool:
         """True if at no time, as requests end one by one, more than the pool would be held."""
@@ -176,6 +180,11 @@ class VirtualTokenCounter(SloraFirstCome):
         self._charge_output(request)
         del self._charged[request.key]
         super().ended(request)
+
+    def upcoming(self) -> Iterator[Request]:
+        """First requests, those of the smallest counters first."""
+        for tenant in sorted(self._queues, key=self.counters.__getitem__):
+            yield from self._queues[tenant]
 
     def _charge_outputs(self) -> None:
         for request in self._running.values():

@@ -1,9 +1,14 @@
 import pytest
 
-from loraplex.adapters.eviction import Eviction, LeastRecentlyUsed
+from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.simulation.caches import Belady, ChameleonScore, GreedyDualSizeFrequency
+from loraplex.engine.simulation.caches import (
+    Belady,
+    ChameleonScore,
+    GreedyDualSizeFrequency,
+    LeastRecentlyUsed,
+)
 
 
 def key(name: str) -> AdapterKey:
@@ -14,6 +19,7 @@ def num_loads(uses: str, num_slots: int, eviction: Eviction) -> int:
     """Loads for a sequence of uses, one after the other, of adapters of one byte."""
     residency, loads = Residency(num_slots, eviction), 0
     for name in uses:
+        residency.demand.arrived(key(name), 1)
         if residency.state(key(name)) is State.ABSENT:
             residency.start_load(key(name), 1)
             residency.finish_load(key(name))
@@ -31,7 +37,7 @@ def test_belady_loads_least_where_lru_loads_every_time() -> None:
     assert best == 16  # 4, then one of three
 
 
-@pytest.mark.parametrize("eviction", [GreedyDualSizeFrequency(), ChameleonScore()])
+@pytest.mark.parametrize("eviction", [GreedyDualSizeFrequency(), ChameleonScore(), LeastWorth()])
 def test_what_is_used_often_stays_while_others_pass_by(eviction: Eviction) -> None:
     uses = "aaaaaa" + "".join(
         f"{name}a" if i % 3 == 0 else name for i, name in enumerate("bcdefgh")

@@ -4,6 +4,7 @@ import pytest
 from tests.engine.simulation import worlds
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.plan import StepPlan
 from loraplex.engine.simulation.copies import CopyLink
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.experiment import CACHES, POLICIES, at_load, run_policy
@@ -46,16 +47,59 @@ def test_every_adapter_is_copied_once_where_there_is_room_for_all(cache: str) ->
     assert run.critical_bytes == 12 * 8000
 
 
+class Link(CopyLink):
+    """One of 1000 bytes a second, and adapters of given sizes."""
+
+    def __init__(self, **num_bytes: int) -> None:
+        self.now = 0.0
+        super().__init__(1000.0, lambda key: num_bytes[key.digest], lambda: self.now)
+
+    def at(self, now: float, **orders: str) -> str:
+        """What has arrived by then; then give orders."""
+        self.now = now
+        arrived = "".join(arrival.key.digest for arrival in self.arrivals())
+        keys = {kind: tuple(AdapterKey("t", n) for n in names) for kind, names in orders.items()}
+        self.start(StepPlan(1, (), **({"loads": (), "evictions": ()} | keys)))  # type: ignore[arg-type]
+        return arrived
+
+
 def test_copies_share_one_link_in_the_order_of_their_start() -> None:
-    link, (a, b) = CopyLink(1000.0), (AdapterKey("t", name) for name in "ab")
-    link.start([(a, 1000), (b, 500)], now=10.0)
+    link = Link(a=1000, b=500)
+    link.at(10.0, loads="ab")
     assert link.bytes_in_flight == 1500
-    assert link.arrived(10.9) == []
+    assert link.at(10.9) == ""
     assert link.next_arrival_s == pytest.approx(11.0, abs=0.01)
-    assert link.arrived(11.4) == [a]
-    assert link.arrived(11.6) == [b]
+    assert link.at(11.4) == "a"
+    assert link.at(11.6) == "b"
     assert link.bytes_in_flight == 0
     assert link.next_arrival_s == float("inf")
+
+
+def test_a_prefetch_that_is_being_copied_pauses_for_a_load() -> None:
+    link = Link(a=1000, b=1000)
+    link.at(0.0, prefetches="a")
+    link.at(0.5, loads="b")
+    assert link.next_arrival_s == pytest.approx(1.5, abs=0.01)
+    assert link.at(1.6) == "b"
+    assert link.at(1.9) == ""
+    assert link.at(2.1) == "a"
+
+
+def test_a_prefetch_that_is_claimed_goes_before_the_others() -> None:
+    link = Link(a=1000, b=1000)
+    link.at(0.0, prefetches="ab")
+    link.at(0.5, claims="b")
+    assert link.at(1.6) == "b"
+    assert link.at(2.1) == "a"
+
+
+@pytest.mark.parametrize("given_up_at", [0.5, 1.0005])
+def test_a_prefetch_that_is_given_up_never_arrives(given_up_at: float) -> None:
+    link = Link(a=1000)
+    link.at(0.0, prefetches="a")
+    link.at(given_up_at, evictions="a")
+    assert link.bytes_in_flight == 0
+    assert link.at(5.0) == ""
 
 
 def test_time_jumps_to_the_next_arrival_when_nothing_runs() -> None:

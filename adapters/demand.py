@@ -1,0 +1,108 @@
+"""Which adapters requests ask for, and how soon each may be asked for again. Pure Python; no clock.
+
+Time is counted in requests: one that arrives, for whichever adapter, is a tick. So an estimate
+means the same at any load, and nothing is forgotten while nobody comes.
+"""
+
+from dataclasses import dataclass
+from heapq import nlargest
+from math import exp
+
+from loraplex.adapters.spec import AdapterKey
+
+_SHORTEST_MEMORY = 256
+"""Ticks after which a request counts for 1/e, where few adapters are known."""
+_TICKS_PER_ADAPTER = 2
+"""The same for each known one: estimates need to have seen a few requests for most of them."""
+_MAX_KNOWN = 8192
+_FIXED_BYTES = 10_000_000
+"""What any load costs, in bytes."""
+_WAITING_USES = 64.0
+"""A request that waits is a use that is certain and near, and worth so many that may come."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """One adapter."""
+
+    num_bytes: int
+    uses: float
+    """Requests that arrived, each discounted by its age, as of tick `as_of`."""
+    as_of: int
+    num_waiting: int = 0
+
+
+class Demand:
+    """Counts requests by adapter, those that wait and those that came. Belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[AdapterKey, _Known] = {}
+        self._tick = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, on all adapters together."""
+        return sum(known.num_waiting for known in self._known.values())
+
+    def arrived(self, key: AdapterKey, num_bytes: int) -> None:
+        """A request has come for an adapter of so many bytes. Whether it waits is said apart."""
+        self._tick += 1
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = _Known(num_bytes, 1.0, self._tick)
+            if len(self._known) > _MAX_KNOWN:
+                self._forget_some()
+            return
+        known.uses, known.as_of = self._uses(known) + 1.0, self._tick
+        known.num_bytes = num_bytes
+
+    def waits(self, key: AdapterKey) -> None:
+        """One more request waits that needs it; it must have arrived."""
+        self._known[key].num_waiting += 1
+
+    def waits_no_more(self, key: AdapterKey) -> None:
+        """One of them runs or has ended."""
+        self._known[key].num_waiting -= 1
+
+    def is_awaited(self, key: AdapterKey) -> bool:
+        """True if a request that waits needs it."""
+        known = self._known.get(key)
+        return known is not None and known.num_waiting > 0
+
+    def num_bytes(self, key: AdapterKey) -> int:
+        """Its size; 0 if it is not known."""
+        known = self._known.get(key)
+        return 0 if known is None else known.num_bytes
+
+    def worth(self, key: AdapterKey) -> float:
+        """What it is worth to have it in memory: expected uses soon × bytes that a load costs.
+
+        Requests that wait for one load count each (https://doi.org/10.1145/3387514.3405883): the
+        load of an adapter makes all of them late.
+        """
+        known = self._known.get(key)
+        if known is None:
+            return 0.0
+        uses = self._uses(known) + _WAITING_USES * known.num_waiting
+        return uses * (known.num_bytes + _FIXED_BYTES)
+
+    def density(self, key: AdapterKey) -> float:
+        """Its worth for each byte of memory that it takes."""
+        known = self._known.get(key)
+        return 0.0 if known is None else self.worth(key) / max(1, known.num_bytes)
+
+    def forget(self, key: AdapterKey) -> None:
+        """Expect no more requests for it than those that wait."""
+        known = self._known.get(key)
+        if known is not None:
+            known.uses = 0.0
+
+    def _uses(self, known: _Known) -> float:
+        memory = max(_SHORTEST_MEMORY, _TICKS_PER_ADAPTER * len(self._known))
+        return known.uses * exp((known.as_of - self._tick) / memory)
+
+    def _forget_some(self) -> None:
+        """Keep the half that has been asked for most, and all that requests wait for."""
+        kept = nlargest(_MAX_KNOWN // 2, self._known, key=lambda key: self._uses(self._known[key]))
+        most = set(kept)
+        self._known = {k: v for k, v in self._known.items() if k in most or v.num_waiting}

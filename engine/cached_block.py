@@ -1,0 +1,65 @@
+"""KV blocks that are known by the tokens they hold."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Namespace(NamedTuple):
+    """Within which keys and values of equal tokens are equal, and may be seen to be."""
+
+    tenant: str
+    """Of base-model prompts too: nobody learns from latency what another tenant has asked."""
+    digest: str | None
+    """Of the adapter; None is the base model."""
+
+
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """What one tenant has in the cache; for whoever decides what goes."""
+
+    tenant: str
+    num_blocks: int = 0
+    num_resting: int = 0
+    """Of those, blocks that nobody holds."""
+    last_used: int = 0
+    """When, in blocks that were entered by then."""
+    clock: int = 0
+    """The score that went last; see `FairEviction`."""
+    leaves: list[tuple[int, int, "CachedBlock"]] = field(default_factory=list)
+    """A heap by score; an entry counts if its number is the block's ticket."""
+
+
+@dataclass(slots=True, eq=False)
+class Tree:
+    """The token sequences of one namespace."""
+
+    number: int
+    """Unique among trees and blocks, for all time."""
+    namespace: Namespace
+    shelf: Shelf
+    num_children: int = 0
+    version: int = 0
+    """Changes with what it holds."""
+
+
+@dataclass(slots=True, eq=False)
+class CachedBlock:
+    """One full KV block, known by what lies before it and its own tokens."""
+
+    number: int
+    """Unique among trees and blocks, for all time."""
+    tree: Tree
+    parent: "CachedBlock | Tree"
+    """What lies before it; the tree, where a sequence begins."""
+    key: bytes
+    """Its tokens."""
+    block: int
+    used_at: int
+    """Its shelf's clock when it was used last."""
+    num_uses: int = 1
+    """Requests that computed or found it."""
+    num_children: int = 0
+    is_held: bool = True
+    """True while a block table has it."""
+    ticket: int = 0
+    """Of its entry among the leaves of its shelf; 0 while it has none."""

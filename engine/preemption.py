@@ -1,0 +1,71 @@
+"""KV blocks for the next tokens of those that decode, and who gives up theirs for them."""
+
+from collections.abc import Callable
+
+from loraplex.engine.admission import AdmissionPolicy
+from loraplex.engine.decode_rows import DecodeRows
+from loraplex.engine.draft import Draft
+from loraplex.engine.outlook import Outlook
+from loraplex.engine.plan import Preempted
+from loraplex.engine.request import Request, Status
+from loraplex.engine.request_blocks import RequestBlocks
+
+
+class Preemption:
+    """When blocks run out, the request admitted last gives up its own: one that yields, if there is
+    any; or, where the policy does not let the one in need push it out, that one itself."""
+
+    def __init__(
+        self,
+        blocks: RequestBlocks,
+        decoding: DecodeRows,
+        outlook: Outlook,
+        policy: AdmissionPolicy,
+        give_up: Callable[[Request], None],
+    ) -> None:
+        """`give_up` takes a running choice's blocks and lets it wait."""
+        self._blocks = blocks
+        self._pool = blocks.pool
+        self._decoding = decoding
+        self._outlook = outlook
+        self._policy = policy
+        self._give_up = give_up
+
+    def make_room(self, lacking: list[Request], running: list[Request], draft: Draft) -> None:
+        """Give each of those that decode the block which its next token needs, as far as they are
+        not preempted; `running` are all that may be, in order of admission, those that yield last.
+        """
+        if len(lacking) <= self._pool.num_free:
+            self._extend(lacking)
+            return
+        running = list(running)
+        for request in lacking:
+            if request.status is Status.RUNNING and self._makes_room(request, running, draft):
+                self._extend([request])
+
+    def preempt(self, request: Request, by: Request, draft: Draft) -> None:
+        """Take a running choice's blocks for another, or for itself if it was not allowed more."""
+        recompute_ms = self._outlook.recompute_ms(request)
+        draft.preempted.append(Preempted(request.key, by.key, recompute_ms))
+        self._give_up(request)
+
+    def _makes_room(self, request: Request, running: list[Request], draft: Draft) -> bool:
+        """True if there is a block for its next token; False if it was preempted itself."""
+        while not self._pool.num_free:
+            victim = running[-1]
+            cost_ms = self._outlook.recompute_ms(victim)
+            if victim is not request and not self._policy.makes_room(request, victim, cost_ms):
+                victim = request
+            running.remove(victim)
+            self.preempt(victim, request, draft)
+            if victim is request:
+                return False
+        return True
+
+    def _extend(self, requests: list[Request]) -> None:
+        for request in requests:
+            if self._blocks.enter(request):
+                self._decoding.replaced(request)
+            self._pool.extend(request.block_table, request.num_tokens)
+        if requests:
+            self._decoding.extended(requests)

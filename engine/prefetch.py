@@ -1,0 +1,90 @@
+"""Loads that nobody has asked for yet, in time and memory that nobody needs more."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from loraplex.adapters.residency import Residency, State
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.config import PrefetchMode
+from loraplex.engine.draft import Draft
+from loraplex.engine.loads import Loads
+from loraplex.engine.request import Request
+
+_NUM_AHEAD = 32
+"""Waiting requests that are looked at."""
+_NUM_GONE = 64
+"""Adapters evicted last, among which those are looked for that may be wanted again."""
+_MARGIN = 1.5
+"""How much more than what it evicts a prefetch must be worth, since estimates err."""
+_MARGIN_OF_GUESSES = 4.0
+"""The same for what no request waits for: with 1.5 a third of the bytes were for nothing."""
+
+
+class Prefetch:
+    """First adapters of requests that will be admitted soon, then those that were evicted and are
+    worth more by now than what is in memory instead.
+
+    A prefetch takes from nobody: it starts while no load waits for the budget, evicts only what is
+    worth less, and gives its memory back to the first load that needs it (`Residency`). It costs no
+    tenant anything until one of its requests needs it, which then pays as if it had started it.
+    """
+
+    def __init__(self, residency: Residency, loads: Loads, mode: PrefetchMode) -> None:
+        self._residency = residency
+        self._loads = loads
+        self._mode = mode
+        self._gone: OrderedDict[AdapterKey, None] = OrderedDict()
+
+    def start(self, upcoming: Iterable[Request], draft: Draft) -> None:
+        """Start what is worth it. `upcoming` are waiting requests, those first that are likely to
+        be admitted first; once after each admission."""
+        if self._mode == "none":
+            return
+        for key in self._wanted(upcoming) if self._loads.spare_bytes else ():
+            self._try(key, _MARGIN, draft)
+        self._note(draft.evictions)
+        if self._mode == "all" and not self._loads.bytes_in_flight:
+            likeliest = self._likeliest()
+            if likeliest is not None:
+                self._try(likeliest, _MARGIN_OF_GUESSES, draft)
+
+    def _try(self, key: AdapterKey, margin: float, draft: Draft) -> None:
+        num_bytes = self._residency.demand.num_bytes(key)
+        if num_bytes <= self._loads.spare_bytes and self._is_worth_it(key, margin, draft):
+            self._loads.prefetch(key, num_bytes, draft)
+
+    def _wanted(self, upcoming: Iterable[Request]) -> Iterator[AdapterKey]:
+        """Absent adapters, each once."""
+        seen: set[AdapterKey] = set()
+        for request in islice(upcoming, _NUM_AHEAD):
+            key = request.adapter
+            if key is not None and key not in seen:
+                seen.add(key)
+                if self._residency.state(key) is State.ABSENT:
+                    yield key
+
+    def _likeliest(self) -> AdapterKey | None:
+        """Of the absent, what is worth most to each byte."""
+        absent = (key for key in self._gone if self._residency.state(key) is State.ABSENT)
+        return max(absent, key=self._residency.demand.density, default=None)
+
+    def _is_worth_it(self, key: AdapterKey, margin: float, draft: Draft) -> bool:
+        num_bytes = self._residency.demand.num_bytes(key)
+        if not self._residency.can_load(num_bytes):
+            return False
+        demand, victims = self._residency.demand, self._residency.victims(num_bytes)
+        if not set(draft.prefetches).isdisjoint(victims):
+            return False
+        given_up = sum(map(demand.worth, victims))
+        # By each byte too, or it would be the first to be evicted again.
+        densest = max(map(demand.density, victims), default=0.0)
+        is_denser = demand.density(key) > margin * densest
+        return is_denser and demand.worth(key) > margin * given_up
+
+    def _note(self, evicted: Iterable[AdapterKey]) -> None:
+        for key in evicted:
+            self._gone[key] = None
+            self._gone.move_to_end(key)
+        while len(self._gone) > _NUM_GONE:
+            self._gone.popitem(last=False)

@@ -305,6 +305,7 @@ class Scheduler:
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
         self.blocks.start(request, shared)
+        self._outlook.started(request, len(shared))
         request.status = Status.RUNNING
         self._num_admissions += 1
         request.admission = self._num_admissions
@@ -325,6 +326,7 @@ class Scheduler:
             del self._prefilling[request.key]
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
         self.blocks.give_back(request)
+        self._outlook.stopped(request)
         if request.adapter is not None:
             self._residency.release(request.adapter)
         request.status = status

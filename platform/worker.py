@@ -271,6 +271,7 @@ def scheduler_config(
         },
         max_transfer_bytes=settings.max_transfer_bytes,
         prefetch=settings.prefetch,
+        kv_forecast=True,
     )
 
 

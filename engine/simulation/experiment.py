@@ -54,6 +54,7 @@ class Setup:
     fair: FairSettings = FAIR
     copying: Copying = field(default_factory=Copying)
     targets: Targets = field(default_factory=Targets)
+    kv_forecast: bool = True
 
 
 def run_policy(
@@ -69,7 +70,15 @@ def run_policy(
     make_policy = _known("policy", policy, POLICIES)
     make_cache = _known("cache", cache, CACHES)
     cap = setup.max_tokens or max(request.output_tokens for request in setup.requests)
-    load = Load(setup.requests, cap, setup.noise, setup.seed, setup.copying, setup.targets)
+    load = Load(
+        setup.requests,
+        cap,
+        setup.noise,
+        setup.seed,
+        setup.copying,
+        setup.targets,
+        kv_forecast=setup.kv_forecast and policy not in _KNOW_LENGTHS,
+    )
     residency = Residency(_adapter_bytes(setup), make_cache(setup.requests))
     made = make_policy(setup)
     if not isinstance(made, FairAdmission):
@@ -126,6 +135,8 @@ def _slora_limits(setup: Setup) -> SloraLimits:
         output_tokens={str(i): r.output_tokens for i, r in enumerate(setup.requests)},
     )
 
+
+_KNOW_LENGTHS = {"slora", "vtc"}
 
 POLICIES: Mapping[str, Callable[[Setup], AdmissionPolicy]] = {
     "fair": lambda setup: FairAdmission(_fair(setup)),

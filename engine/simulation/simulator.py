@@ -62,6 +62,8 @@ class Load:
     copying: Copying = field(default_factory=Copying)
     targets: Targets = _NO_TARGETS
     """When tokens should come; bounds steps."""
+    kv_forecast: bool = True
+    """See `SchedulerConfig`; the policies of others that know output lengths do it themselves."""
 
 
 class Simulation:
@@ -277,8 +279,8 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_waiting_tokens=sum(request.prompt_tokens for request in load.requests) + 1,
         max_model_len=longest,
         vocab_size=vocabulary(load.requests),
-        # Other prompts have nothing in common.
-        prefix_cache=any(request.hash_ids for request in load.requests),
+        prefix_cache=device.block_size > 1,
+        kv_forecast=load.kv_forecast,
         targets=dict.fromkeys(("priority", "default"), load.targets),
         prefetch=load.copying.prefetch,
         max_transfer_bytes=load.copying.max_transfer_bytes,

@@ -1,8 +1,9 @@
 """In which order waiting requests are offered to the scheduler."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import takewhile
 from typing import Protocol
 
 from loraplex.adapters.residency import State
@@ -23,14 +24,23 @@ class Blocked(Enum):
 
 WAITS_FOR_COPIES = frozenset({Blocked.LOADING, Blocked.TRANSFERS})
 """What is over by itself, whoever runs meanwhile."""
-REASONS: Mapping[Blocked, Reason] = {
+WAITS_FOR_ROOM = frozenset({Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY, Blocked.TRANSFERS})
+"""What others may take, if they start before."""
+_REASONS: Mapping[Blocked, Reason] = {
     Blocked.SLOTS: "slot",
     Blocked.KV_BLOCKS: "kv",
     Blocked.ADAPTER_MEMORY: "adapter_memory",
     Blocked.STEP: "step",
     Blocked.TRANSFERS: "load",
 }
-"""How that is told of those that wait; who waits for a load has a clock that says so."""
+
+
+def waits_for(refusal: Blocked | None, *, is_bounded: bool) -> Reason | None:
+    """What keeps those from starting that are not said to wait for a load or their share, if the
+    last candidate was refused so; `is_bounded` if a deadline took some of the step."""
+    if refusal is Blocked.STEP and is_bounded:
+        return "deadline"
+    return "slot" if refusal is None else _REASONS.get(refusal)
 
 
 class AdmissionView(Protocol):
@@ -83,6 +93,11 @@ class AdmissionPolicy(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:
+        """Waiting requests that will likely start before one that has just arrived and is not there
+        yet, or before one of them; `cost_ms` tells what each costs the machine."""
+        ...
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
         """Waiting requests in the order in which to try them.
@@ -148,6 +163,10 @@ class FirstComeFirstServed:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:  # noqa: ARG002  of the protocol
+        """All that came before it."""
+        return takewhile(lambda other: other is not request, self._waiting.values())
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """All waiting requests, first come first, up to one that waits for memory."""

@@ -107,8 +107,7 @@ class Calibration:
             num_blocks += len(chunks[-1].block_table)
         rank = sum(self._adapters[key].num_bytes for key in keys) / (1 << 20) / len(chunks)
         rows = [Row(size, start, rank, is_decode=size == 1) for size, start in sizes]
-        ordered = tuple(sorted(chunks, key=lambda chunk: chunk.adapter or AdapterKey("", "")))
-        return StepFeatures.of(rows, len(keys)), StepPlan(0, ordered, (), ())
+        return StepFeatures.of(rows, len(keys)), StepPlan(0, tuple(chunks))
 
     def _chunk(
         self, index: int, num_tokens: int, start: int, first_block: int, adapter: AdapterKey | None

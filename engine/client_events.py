@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from loraplex.engine.errors import (
     AdapterUnfit,
+    DeadlineUnreachable,
     EngineError,
     EngineOverloaded,
     RequestFailed,
@@ -23,7 +24,8 @@ def rejection_of(rejected: Rejected) -> EngineError:
     """What is raised for a request that never ran."""
     if rejected.code == "refused":
         return RequestRefused(rejected.message, rejected.field)
-    return EngineOverloaded(rejected.message, rejected.retry_after_s)
+    kind = DeadlineUnreachable if rejected.code == "late" else EngineOverloaded
+    return kind(rejected.message, rejected.retry_after_s)
 
 
 def merged(

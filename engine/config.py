@@ -55,6 +55,10 @@ class SchedulerConfig:
     """Token ids are below it."""
     prefix_cache: bool = True
     """Keep what requests computed, for those that begin alike."""
+    num_host_blocks: int = 0
+    """KV blocks of the host's memory, for preempted requests; 0 computes them again."""
+    copy_ms_per_block: float = 0.0
+    """Time to copy one of them, one way; 0 learns it from the first."""
     targets: Mapping[ServiceTier, Targets] = field(default_factory=lambda: MappingProxyType({}))
     """By tier; one that is not in it has none."""
     max_transfer_bytes: int | None = None

@@ -28,7 +28,11 @@ STEP_FAILED_MESSAGE = "the request could not be computed; the operator's log has
 
 
 class Runner(Protocol[Batch]):
-    """Computes plans. `build` is the one place where data moves from host to device."""
+    """Computes plans. `copy` and `build` are where data moves between host and device."""
+
+    def copy(self, plan: StepPlan) -> None:
+        """Copy the plan's KV blocks, those to the host first; before `build`."""
+        ...
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> Batch:
         """Turn a plan into device tensors."""
@@ -83,20 +87,36 @@ class Engine(Generic[Batch]):
         plan = self._scheduler.plan(self._clock())
         self._transfers.start(plan)
         planned = perf_counter()
-        if not plan.num_requests:
-            return StepReport(plan, self._with_asides(self._scheduler.take_events()))
         try:
+            copy_s = self._copy(plan)
+            if not plan.num_requests:
+                return StepReport(plan, self._with_asides(self._scheduler.take_events()))
             batch = self._runner.build(plan, self._transfers.resident)
             built = perf_counter()
             output = self._runner.run(batch)
             ran = perf_counter()
-            events = self._with_asides(self._scheduler.commit(plan, output, (ran - started) * 1e3))
+            step_ms, copy_ms = (ran - started - copy_s) * 1e3, copy_s * 1e3
+            events = self._with_asides(self._scheduler.commit(plan, output, step_ms, copy_ms))
         except Exception:
             # The cause is logged, not told: the clients of a step belong to several tenants.
             self._scheduler.fail_step(plan, STEP_FAILED_MESSAGE)
             raise
         done = perf_counter()
         return StepReport(plan, events, planned - started, built - planned, ran - built, done - ran)
+
+    def _copy(self, plan: StepPlan) -> float:
+        """Copy KV blocks, if any are to be copied; return the seconds that it took."""
+        if not plan.num_copied_blocks:
+            return 0.0
+        started = perf_counter()
+        self._runner.copy(plan)
+        return perf_counter() - started
+
+    @property
+    def idle_s(self) -> float | None:
+        """How long nothing is to be done, if nothing comes; None for ever."""
+        next_s = self._scheduler.first_tokens.next_s
+        return None if next_s is None else max(0.0, next_s - self._clock())
 
     def failure_events(self) -> Events:
         """What to report after `step` raised."""

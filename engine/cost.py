@@ -1,7 +1,7 @@
 """How long a step takes, learned while the engine runs. Pure Python and numpy.
 
     ms = constant + n·slope + steps at edges of n + decodes + KV read + prefill² + prefill·context
-         + ranks + adapters + bytes in flight,   times what is left over near n
+         + prompts at all + ranks + adapters + bytes in flight,   times what is left over near n
 
 The terms are those of published predictors: a linear layer's time and attention's terms that are
 fitted while running (recursive least squares with forgetting, as "DCP", OSDI 2026, does), ranks and
@@ -14,6 +14,7 @@ significant.
 """
 
 from dataclasses import dataclass
+from math import inf, sqrt
 
 import msgspec
 import numpy as np
@@ -106,6 +107,11 @@ class CostModel:
         self._hindsight = Hindsight(self.predict_chunks_ms)
 
     @property
+    def error(self) -> float:
+        """Standard deviation of the relative errors of its fit, of late."""
+        return sqrt(self._error_variance)
+
+    @property
     def edges(self) -> tuple[int, ...]:
         """Numbers of tokens after which a step takes noticeably longer."""
         kept = np.diff(self._terms.edge_ms) > 0
@@ -132,16 +138,20 @@ class CostModel:
         """Time of one step in ms, never negative."""
         return self._terms.step_ms(step) * float(self._factors[_bucket(step.num_tokens)])
 
-    def predict_chunks_ms(self, step: StepFeatures, chunk_tokens: ArrayLike, start: int) -> Floats:
+    def predict_chunks_ms(
+        self, step: StepFeatures, chunk_tokens: ArrayLike, start: int, longest: float = inf
+    ) -> Floats:
         """Times of a step with one more chunk of a prompt, for each of k sizes of that chunk.
 
-        `chunk_tokens`: shape (k,); `start`: tokens of the prompt that are computed already.
+        `chunk_tokens`: shape (k,); `start`: tokens of the prompt that are computed already;
+        `longest`: tokens of a prompt, where the chunk is of several; 0 leaves attention among the
+        chunk's tokens out, which is the same however prompts are divided.
         Returns ms, float64 of shape (k,), never negative.
         """
         sizes = np.asarray(chunk_tokens, np.float64)
         buckets = ((step.num_tokens + sizes) / _BUCKET_TOKENS).astype(np.intp)
         factors = self._factors.take(buckets, mode="clip")
-        return self._terms.chunks_ms(step, sizes, start) * factors
+        return self._terms.chunks_ms(step, sizes, start, longest) * factors
 
     def observe(self, step: StepFeatures, ms: float) -> None:
         """Learn from a step that took `ms`. Nothing is learned from a time that is no time."""
@@ -181,7 +191,7 @@ class CostModel:
         terms, others = self._terms, self._mean_chunks
         fixed_ms = terms.constant_ms / others + terms.rank_ms * rank
         attended_ms = terms.squared_ms * prefill + terms.context_ms * cached_tokens
-        prefill_ms = fixed_ms + prefill * (terms.token_ms + attended_ms)
+        prefill_ms = fixed_ms + terms.prompts_ms / others + prefill * (terms.token_ms + attended_ms)
         read_ms = terms.kv_token_ms * (prompt_tokens + output_tokens / 2)
         decode_ms = fixed_ms + terms.token_ms + terms.decode_ms + read_ms
         return max(0.0, prefill_ms + output_tokens * decode_ms + terms.byte_ms * load_bytes)
@@ -194,17 +204,22 @@ class CostModel:
         """
         if not len(rows):
             return np.zeros(0)
-        time = self._terms.rows_ms(rows)
-        held = rows.held_tokens()
+        time, held = self._terms.rows_ms(rows), rows.held_tokens()
         total = float(time.sum())
-        claim = np.maximum(time / total if total > 0 else 1.0 / len(rows), held / held.sum())
-        return np.asarray(claim * (step_ms / claim.sum()))
+        if total > 0:
+            time /= total
+        else:
+            time[:] = 1.0 / len(rows)
+        held /= held.sum()
+        claim = np.maximum(time, held)
+        claim *= step_ms / claim.sum()
+        return claim
 
     def to_json(self) -> bytes:
         """Return all that was learned, but for the newest errors."""
         self._sum_up()
         saved = _Saved(
-            format=1,
+            format=2,
             model=self.subject.model,
             device=self.subject.device,
             edges=EDGES,
@@ -232,7 +247,7 @@ class CostModel:
             raise CostModelInvalid(f"this is no saved cost model: {error}") from error
         model = cls(Subject(saved.model, saved.device))
         if (
-            (saved.format, saved.edges) != (1, EDGES)
+            (saved.format, saved.edges) != (2, EDGES)
             or (gram.shape, moment.shape) != (model._gram.shape, model._moment.shape)
             or left_over.shape != (2, _NUM_BUCKETS)
         ):
@@ -246,17 +261,23 @@ class CostModel:
         try:
             with np.errstate(over="raise", invalid="raise", divide="raise"):
                 model._refit()
+                is_sound = model._is_sound()
         except (np.linalg.LinAlgError, FloatingPointError) as error:
             raise CostModelInvalid(f"its numbers are no cost model's: {error}") from error
-        if not model._is_finite():
+        if not is_sound:
             raise CostModelInvalid("its numbers are no cost model's: they predict no time")
         return model
 
-    def _is_finite(self) -> bool:
-        """True if it predicts a time for whatever has a number of tokens."""
-        least = np.min(self._left_over_weight)
+    def _is_sound(self) -> bool:
+        """True if its sums can be of steps that ran, and it predicts a time for a long one."""
+        is_sum = np.allclose(self._gram, self._gram.T) and (self._left_over_weight >= 0).all()
+        least = np.linalg.eigvalsh(self._gram).min() if is_sum else -np.inf
         longest = self.predict_ms(StepFeatures(4096, 64, 4032, 4032.0**2, 4e7, 10**6, 1e3, 64, 0))
-        return bool(least >= 0 and np.isfinite(self._factors).all() and 0 <= longest < _LONGEST_MS)
+        return bool(
+            least >= -1e-6 * self._gram.trace()
+            and np.isfinite(self._factors).all()
+            and 0 <= longest < _LONGEST_MS
+        )
 
     def _learn(self, relative: Floats, fit_error: float) -> None:
         """Add one equation `relative · weights = 1`."""

@@ -1,11 +1,12 @@
 """How far predictions were from what was measured, and when they have begun to drift."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from loraplex.engine.cost_features import Floats, StepFeatures
 
@@ -88,7 +89,7 @@ class Choice:
 
     step: StepFeatures
     """The step without them."""
-    sizes: tuple[int, ...]
+    sizes: NDArray[np.int64]
     chosen: int
     """Which of the sizes."""
     limit_ms: float
@@ -102,7 +103,9 @@ class Hindsight:
     which is less than all that was.
     """
 
-    def __init__(self, predict_ms: Callable[[StepFeatures, Sequence[int], int], Floats]) -> None:
+    def __init__(
+        self, predict_ms: Callable[[StepFeatures, NDArray[np.int64], int, float], Floats]
+    ) -> None:
         """`predict_ms` tells times of steps with more of a prompt, as the cost model does."""
         self._predict_ms = predict_ms
         self._count = 0
@@ -116,7 +119,7 @@ class Hindsight:
         self._count += 1
         while self._kept and self._kept[0][0] + _JUDGED_AFTER_STEPS <= num_steps:
             judged = self._kept.popleft()[1]
-            times = self._predict_ms(judged.step, judged.sizes, 0)
+            times = self._predict_ms(judged.step, judged.sizes, 0, 0)
             self._regrets.add(regret_of(judged.chosen, times, judged.sizes, judged.limit_ms))
 
     def percentiles(self) -> ErrorPercentiles:
@@ -125,9 +128,9 @@ class Hindsight:
 
 
 def decision_regret(
-    predicted_ms: Sequence[float] | Floats,
-    measured_ms: Sequence[float] | Floats,
-    tokens: Sequence[float] | Floats,
+    predicted_ms: ArrayLike,
+    measured_ms: ArrayLike,
+    tokens: ArrayLike,
     limit_ms: float = inf,
 ) -> float:
     """What choosing by prediction lost against choosing in hindsight, from 0 (nothing) to 1.
@@ -140,8 +143,8 @@ def decision_regret(
 
 def regret_of(
     chosen: int,
-    times_ms: Sequence[float] | Floats,
-    tokens: Sequence[float] | Floats,
+    times_ms: ArrayLike,
+    tokens: ArrayLike,
     limit_ms: float = inf,
 ) -> float:
     """The share of the best rate of tokens that the chosen candidate misses, from 0 to 1.
@@ -154,8 +157,6 @@ def regret_of(
     return 1.0 - float(rates[chosen]) / best if best > 0 else 0.0
 
 
-def _rates(
-    times_ms: Sequence[float] | Floats, tokens: Sequence[float] | Floats, limit_ms: float
-) -> Floats:
+def _rates(times_ms: ArrayLike, tokens: ArrayLike, limit_ms: float) -> Floats:
     times = np.maximum(np.asarray(times_ms, float), 1e-9)
     return np.asarray(np.asarray(tokens, float) / times * np.minimum(1.0, limit_ms / times))

@@ -14,7 +14,11 @@ EDGES = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
 """Numbers of tokens at which hardware may start another wave of tiles; which of them do, is
 learned."""
 
-_SCALES = np.array([1.0, 256.0, 64.0, 1e5, 256.0**2, 256.0 * 1024, 64.0, 8.0, 1e8])
+_SCALES = np.array([1.0, 256.0, 64.0, 1e5, 1.0, 256.0**2, 256.0 * 1024, 64.0, 8.0, 1e8])
+_SMOOTH_TERMS = (
+    *("constant_ms", "token_ms", "decode_ms", "kv_token_ms", "prompts_ms"),
+    *("squared_ms", "context_ms", "rank_ms", "adapter_ms", "byte_ms"),
+)
 _EDGES = np.array(EDGES)
 NUM_SMOOTH = len(_SCALES)
 NUM_FEATURES = NUM_SMOOTH + len(EDGES)
@@ -47,8 +51,11 @@ class Rows(NamedTuple):
 
     def held_tokens(self) -> Floats:
         """Tokens that each has in the KV cache after the step: decodes, then chunks."""
+        of_decodes = self.start + 1.0
+        if not self.chunks:
+            return of_decodes
         of_chunks = [chunk.start + chunk.num_tokens for chunk in self.chunks]
-        return np.concatenate((self.start + 1.0, of_chunks))
+        return np.concatenate((of_decodes, of_chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,7 @@ def vector(step: StepFeatures) -> Floats:
         step.num_tokens,
         step.num_decodes,
         step.kv_tokens,
+        step.prefill_tokens > 0,
         step.prefill_squared,
         step.prefill_context,
         step.sum_rank,
@@ -141,6 +149,8 @@ class CostTerms:
     token_ms: float
     decode_ms: float
     kv_token_ms: float
+    prompts_ms: float
+    """Of a step that holds any of a prompt: another path of attention, say."""
     squared_ms: float
     context_ms: float
     rank_ms: float
@@ -152,32 +162,33 @@ class CostTerms:
     @classmethod
     def of(cls, weights: Floats) -> "CostTerms":
         """From weights of `vector`'s features."""
-        constant, token, decode, kv_token, squared, context, rank, adapter, byte = (
-            weights[:NUM_SMOOTH] / _SCALES
-        ).tolist()
         edges = np.concatenate(([0.0], weights[NUM_SMOOTH:].cumsum()))
-        return cls(constant, token, decode, kv_token, squared, context, rank, adapter, byte, edges)
+        values = (weights[:NUM_SMOOTH] / _SCALES).tolist()
+        return cls(**dict(zip(_SMOOTH_TERMS, values, strict=True)), edge_ms=edges)
 
     def step_ms(self, step: StepFeatures) -> float:
         """Time of one step."""
         return (
             self._fixed_ms(step)
+            + (self.prompts_ms if step.prefill_tokens else 0.0)
             + self.token_ms * step.num_tokens
             + self.squared_ms * step.prefill_squared
             + self.context_ms * step.prefill_context
             + float(self.edge_ms[bisect_left(EDGES, step.num_tokens)])
         )
 
-    def chunks_ms(self, step: StepFeatures, sizes: Floats, start: int) -> Floats:
-        """Times of a step with one more chunk of each of k sizes; shapes (k,)."""
+    def chunks_ms(self, step: StepFeatures, sizes: Floats, start: int, longest: float) -> Floats:
+        """Times of a step with one more chunk of each of k sizes, of prompts of at most `longest`
+        tokens; shapes (k,)."""
         num_tokens = sizes + step.num_tokens
         fixed = (
             self._fixed_ms(step)
+            + self.prompts_ms
             + self.squared_ms * step.prefill_squared
             + self.context_ms * step.prefill_context
         )
         ms = num_tokens * self.token_ms
-        ms += sizes * (sizes * self.squared_ms + self.context_ms * start)
+        ms += sizes * (np.minimum(sizes, longest) * self.squared_ms + self.context_ms * start)
         ms += self.edge_ms[np.searchsorted(_EDGES, num_tokens)]
         ms += fixed
         return ms
@@ -188,7 +199,14 @@ class CostTerms:
         decodes_ms = rows.start * self.kv_token_ms
         decodes_ms += rows.rank * self.rank_ms
         decodes_ms += share_ms + self.token_ms + self.decode_ms
-        chunks_ms = [share_ms + self._chunk_ms(chunk) for chunk in rows.chunks]
+        if not rows.chunks:
+            return decodes_ms
+        num_prompts = sum(not chunk.is_decode for chunk in rows.chunks)
+        prompt_ms = self.prompts_ms / max(1, num_prompts)
+        chunks_ms = [
+            share_ms + self._chunk_ms(chunk) + (0.0 if chunk.is_decode else prompt_ms)
+            for chunk in rows.chunks
+        ]
         return np.concatenate((decodes_ms, chunks_ms))
 
     def _chunk_ms(self, chunk: Row) -> float:

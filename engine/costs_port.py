@@ -19,15 +19,21 @@ class StepCosts(Protocol):
         step by its predictions."""
         ...
 
+    @property
+    def error(self) -> float:
+        """Standard deviation of its relative errors, of late."""
+        ...
+
     def predict_ms(self, step: StepFeatures, /) -> float:
         """Time of one step."""
         ...
 
     def predict_chunks_ms(
-        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int
+        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int, longest: float
     ) -> Floats:
         """Times of a step with one more chunk of a prompt, for each of k sizes of it: [k];
-        `start` tokens of the prompt are computed already."""
+        `start` tokens of the prompt are computed already. Where the chunk is of several prompts,
+        they have at most `longest` tokens; 0 leaves attention among them out."""
         ...
 
     def observe(self, step: StepFeatures, ms: float) -> None:

@@ -3,6 +3,7 @@
 EngineError
 ├── RequestRefused      the request itself cannot be served (never retried)
 ├── EngineOverloaded    the engine's queues are full (retry later)
+│   └── DeadlineUnreachable …or so long that the request's own deadline would be missed
 ├── EngineUnavailable   no worker is connected, or it died while the request ran
 │   └── EngineNotReached    …before anything of the request was sent
 ├── RequestFailed       this request failed while it ran; others were not affected
@@ -33,9 +34,14 @@ class RequestRefused(EngineError):
 class EngineOverloaded(EngineError):
     """The waiting queue is full; try again after `retry_after_s`."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineUnreachable(EngineOverloaded):
+    """The first token cannot come by the deadline that the request names. `retry_after_s` is None
+    where that would be so on an idle machine too."""
 
 
 class EngineUnavailable(EngineError):

@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from loraplex.engine.errors import EngineOverloaded, RequestRefused
+from loraplex.engine.errors import DeadlineUnreachable, EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import (
     Explained,
     Failed,
     Finished,
     FinishReason,
     Rejected,
+    RejectionCode,
     StepFrame,
     Submit,
     Tokens,
@@ -34,14 +35,14 @@ class Events:
 
     def add_rejected(self, submit: Submit, error: RequestRefused | EngineOverloaded) -> None:
         """The request never ran."""
-        refused = isinstance(error, RequestRefused)
+        code, field, retry_after_s = _told(error)
         self.rejected.append(
             Rejected(
                 request_id=submit.request_id,
-                code="refused" if refused else "overloaded",
+                code=code,
                 message=str(error),
-                field=error.field if isinstance(error, RequestRefused) else "",
-                retry_after_s=error.retry_after_s if isinstance(error, EngineOverloaded) else 0.0,
+                field=field,
+                retry_after_s=retry_after_s,
             )
         )
 
@@ -131,3 +132,11 @@ class Events:
             *self.failed,
         )
         return [ending.request_id for ending in endings]
+
+
+def _told(error: RequestRefused | EngineOverloaded) -> tuple[RejectionCode, str, float | None]:
+    """Code, field and seconds until another try."""
+    if isinstance(error, RequestRefused):
+        return "refused", error.field, None
+    is_late = isinstance(error, DeadlineUnreachable)
+    return "late" if is_late else "overloaded", "", error.retry_after_s

@@ -1,9 +1,10 @@
 """Fair shares of the machine for tenants, with adapters in mind: the policy of a worker."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from loraplex.engine.admission import AdmissionView, Blocked
-from loraplex.engine.fair_queue import FairQueue, FairSettings
+from loraplex.engine.fair_queue import FairQueue
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.request import Request
 
 
@@ -43,6 +44,12 @@ class FairAdmission:
     def remove(self, request: Request) -> None:
         """Forget a request that ended while it waited."""
         self._queue(request).remove(request)
+
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterator[Request]:
+        """See `FairQueue.ahead`; `flex` comes after all others."""
+        if self.yields(request):
+            yield from self._main.requests()
+        yield from self._queue(request).ahead(request, cost_ms)
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
         """See `AdmissionPolicy.candidates`."""

@@ -41,7 +41,7 @@ class EngineLoop:
                 continue
             self.publish(report)
             if not report.plan.num_requests:
-                self.mailbox.wait()
+                self.mailbox.wait(self.engine.idle_s)
 
     def stop(self) -> None:
         """End `run` after the step in progress; safe from any thread."""

@@ -34,8 +34,8 @@ class Mailbox:
             self._messages.clear()
             return messages
 
-    def wait(self) -> None:
-        """Block until there is a message or `wake` was called."""
+    def wait(self, at_most_s: float | None = None) -> None:
+        """Block until there is a message or `wake` was called, or for so long."""
         with self._changed:
-            self._changed.wait_for(lambda: self._messages or self._woken)
+            self._changed.wait_for(lambda: self._messages or self._woken, at_most_s)
             self._woken = False

@@ -12,6 +12,10 @@ DEVICE_KV_SHARE = 0.6
 HOST_KV_SHARE = 0.25
 """Of a host's free memory: the gateway, its database and others live there too."""
 ADAPTER_SHARE = 0.2
+SWAP_SHARE = 0.25
+"""Of the KV cache, for what preempted requests have computed; and at most"""
+SWAP_HOST_SHARE = 0.05
+"""of the host's free memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,8 @@ class PoolSizes:
     kv_bytes: int
     adapter_bytes: int
     max_model_len: int
+    num_host_blocks: int = 0
+    """KV blocks of the host's memory, for preempted requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,9 @@ class PoolRequest:
     max_running: int
     kv_memory_bytes: int | None
     adapter_memory_bytes: int | None
+    free_host_bytes: int = 0
+    """The same as `free_bytes` where the model runs on the host."""
+    swap_memory_bytes: int | None = 0
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
@@ -89,7 +98,21 @@ def size_pools(request: PoolRequest) -> PoolSizes:
             f"{request.free_bytes // MIB} MiB are free; lower LORAPLEX_KV_MEMORY_BYTES or "
             "LORAPLEX_ADAPTER_MEMORY_BYTES"
         )
-    return PoolSizes(num_blocks, kv_bytes, adapter_bytes, request.max_model_len)
+    num_host_blocks = _swap_bytes(request, kv_bytes) // request.bytes_per_block
+    return PoolSizes(num_blocks, kv_bytes, adapter_bytes, request.max_model_len, num_host_blocks)
+
+
+def _swap_bytes(request: PoolRequest, kv_bytes: int) -> int:
+    """Raises MemoryTooSmall if the host has less than was asked for."""
+    asked, free_bytes = request.swap_memory_bytes, request.free_host_bytes
+    if asked is None:
+        return int(min(SWAP_SHARE * kv_bytes, SWAP_HOST_SHARE * free_bytes))
+    if asked > free_bytes:
+        raise MemoryTooSmall(
+            f"{asked // MIB} MiB of host memory are to hold what preempted requests computed, and "
+            f"{free_bytes // MIB} MiB are free; lower LORAPLEX_SWAP_MEMORY_BYTES, 0 needs none"
+        )
+    return asked
 
 
 def _blocks(num_tokens: int, block_size: int) -> int:

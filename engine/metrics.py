@@ -58,7 +58,8 @@ class WorkerMetrics:
         )
         self._preemptions = Counter(
             "loraplex_preemptions",
-            "Requests that lost their KV blocks, to be recomputed.",
+            "Requests that lost their KV blocks: to be recomputed, or copied to the host and back.",
+            ["way"],
             registry=registry,
         )
         self._adapter_loads = Counter(
@@ -72,13 +73,16 @@ class WorkerMetrics:
             registry=registry,
         )
         registry.register(CacheCollector(scheduler.blocks))
+        for way in ("recompute", "swap"):
+            self._preemptions.labels(way)  # so that both are told from the start
         self._watch(scheduler, residency, num_blocks)
 
     def observe(self, report: StepReport) -> None:
         """Count one step. On the engine's thread."""
         plan, events = report.plan, report.events
         self._adapter_loads.inc(len(plan.loads))
-        self._preemptions.inc(plan.num_preempted)
+        for preempted in plan.preempted:
+            self._preemptions.labels("swap" if preempted.is_swapped else "recompute").inc()
         self._prefetches.observe()
         for finished in events.finished:
             self._queue_seconds.observe(finished.queue_ms / 1e3)
@@ -112,6 +116,15 @@ class WorkerMetrics:
         pool = scheduler.blocks.pool
         blocks.labels("free").set_function(lambda: pool.num_free - pool.num_cached)
         blocks.labels("cached").set_function(lambda: pool.num_cached)
+        swapping = scheduler.blocks.swapping
+        on_host = Gauge(
+            "loraplex_host_kv_blocks",
+            "KV blocks of the host's memory, by state.",
+            ["state"],
+            registry=self._registry,
+        )
+        on_host.labels("free").set_function(lambda: swapping.num_free_blocks)
+        on_host.labels("held").set_function(lambda: swapping.num_blocks - swapping.num_free_blocks)
         blocks.labels("held").set_function(lambda: num_blocks - scheduler.num_free_blocks)
         held = Gauge(
             "loraplex_adapter_bytes",

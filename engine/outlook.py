@@ -1,7 +1,7 @@
 """What admission may know: what is there now, and what is likely to come."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.engine.admission import Blocked
@@ -30,6 +30,7 @@ class Outlook:
         self._blocks = blocks
         self._pool = blocks.pool
         self._residency = residency
+        self._swapping = blocks.swapping
         self._loads = loads
         self._costs = costs
         self._lengths = lengths
@@ -58,6 +59,16 @@ class Outlook:
         """It has ended or lost its blocks."""
         self._forecast.stop(request)
 
+    @property
+    def running(self) -> Sequence[Request]:
+        """What runs, and yields to nobody."""
+        return self._running
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that nobody holds."""
+        return self._pool.num_free
+
     def adapter_state(self, request: Request) -> State:
         """See `AdmissionView.adapter_state`."""
         key = request.adapter
@@ -74,7 +85,9 @@ class Outlook:
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of it that need not be computed."""
-        return len(self.shared(request)) * self._pool.block_size
+        num_shared = len(self.shared(request)) * self._pool.block_size
+        copy = request.host_copy
+        return num_shared if copy is None else max(num_shared, copy.num_tokens)
 
     def missing(self, request: Request, shared: list[int], num_running: int) -> Blocked | None:
         """What a request lacks to start now; LOADING also for one whose load may start."""
@@ -97,9 +110,11 @@ class Outlook:
         return not self._would_overflow(request, shared)
 
     def predicted_ms(self, request: Request) -> float:
-        """What all that is left of it costs the machine: prefill, decodes, load."""
+        """What all that is left of it costs the machine: prefill, decodes, load, and copying back
+        what was computed."""
         self._expect(request)
-        return self._costs.request_ms(
+        return_ms = self._swapping.return_ms(request, len(self.shared(request)))
+        return return_ms + self._costs.request_ms(
             request.num_tokens,
             self.cached_tokens(request),
             self._output_left(request),
@@ -113,6 +128,21 @@ class Outlook:
         if not load_bytes:
             return 0.0
         return self._costs.request_ms(1, 0, 0, 0.0, load_bytes) - self._costs.request_ms(1, 0, 0)
+
+    def rough_ms(self, request: Request) -> float:
+        """What is left of a request costs the machine, quickly: by the output that was expected of
+        it when it was looked at last, with nothing shared and no load."""
+        return self._costs.request_ms(
+            request.num_tokens,
+            request.num_computed_tokens,
+            self._output_left(request),
+            request.submission.rank,
+        )
+
+    def missing_bytes(self, request: Request) -> int:
+        """Bytes of its adapter, as long as it is not there."""
+        is_there = self.adapter_state(request) is State.RESIDENT
+        return 0 if is_there else request.submission.adapter_bytes
 
     def recompute_ms(self, request: Request) -> float:
         """What it costs to compute anew what a running request has in the KV cache, should nothing
@@ -153,8 +183,8 @@ class Outlook:
         if not request.expected_tokens:
             self._expect(request)
         own = self._own_tokens(request, len(shared))
-        peak = self._forecast.peak(own, self._output_left(request))
-        return peak > self._config.num_blocks * self._config.block_size
+        capacity = self._config.num_blocks * self._config.block_size
+        return self._forecast.exceeds(capacity, own, self._output_left(request))
 
     def _own_tokens(self, request: Request, num_shared: int) -> float:
         """That it holds beside shared blocks, with half a block that is not full."""
@@ -184,6 +214,8 @@ class Outlook:
 
     def _output_left(self, request: Request) -> float:
         """Expected tokens that are still to come, at least 1."""
+        if not request.expected_tokens:
+            self._expect(request)
         return max(1.0, request.expected_tokens - request.num_output_tokens)
 
     def _output_left_anew(self, request: Request) -> float:

@@ -149,19 +149,37 @@ class Decodes:
 
 def no_decodes() -> Decodes:
     """Of a step in which nobody decodes."""
-    none = np.zeros(0, np.int64)
-    roster = Roster((), (), np.zeros(0, np.intp), none, np.zeros(0, SAMPLING))
-    return Decodes(roster, none, none, np.zeros((0, 0), np.int32), {})
+    none, no_sampling, no_blocks = (
+        np.zeros(0, np.int64),
+        np.zeros(0, SAMPLING),
+        np.zeros((0, 0), "i4"),
+    )
+    for array in (none, no_sampling, no_blocks):
+        array.setflags(write=False)
+    return Decodes(Roster((), (), none, none, no_sampling), none, none, no_blocks, {})
 
 
 class Preempted(NamedTuple):
-    """A choice that lost its KV blocks, to be recomputed later."""
+    """A choice that lost its KV blocks, to go on later."""
 
     request_id: str
     by: str
     """The choice that needed them; itself, where it was not allowed to take another's."""
-    recompute_ms: float
-    """What computing it again will cost, by prediction."""
+    cost_ms: float
+    """What computing again what was in them will cost, or copying it to the host and back, by
+    prediction."""
+    is_swapped: bool = False
+    """True if it is copied."""
+
+
+class BlockCopy(NamedTuple):
+    """KV blocks of one choice that are copied between device and host."""
+
+    request_id: str
+    """`Request.key`."""
+    device_blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+    """As many, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +199,10 @@ class StepPlan:
     """Adapters whose memory is given up before the loads start, prefetches on their way too."""
     preempted: tuple[Preempted, ...] = ()
     """Choices that made room."""
+    copies_out: tuple[BlockCopy, ...] = ()
+    """To the host: all of them before all that follows."""
+    copies_in: tuple[BlockCopy, ...] = ()
+    """From the host: before anything is computed."""
     decodes: Decodes = field(default_factory=no_decodes)
     """Choices that compute one token each."""
     prefetches: tuple[AdapterKey, ...] = ()
@@ -195,8 +217,13 @@ class StepPlan:
 
     @property
     def num_preempted(self) -> int:
-        """Choices that made room, to be recomputed later."""
+        """Choices that made room, to go on later."""
         return len(self.preempted)
+
+    @property
+    def num_copied_blocks(self) -> int:
+        """KV blocks that are copied, whichever way."""
+        return sum(len(copy.host_blocks) for copy in (*self.copies_out, *self.copies_in))
 
     @property
     def num_tokens(self) -> int:

@@ -13,7 +13,11 @@ from loraplex.engine.request_blocks import RequestBlocks
 
 class Preemption:
     """When blocks run out, the request admitted last gives up its own: one that yields, if there is
-    any; or, where the policy does not let the one in need push it out, that one itself."""
+    any; or, where the policy does not let the one in need push it out, that one itself.
+
+    What it has computed is copied to the host and back, or computed again, whichever is predicted
+    to take less of the machine.
+    """
 
     def __init__(
         self,
@@ -28,6 +32,7 @@ class Preemption:
         self._pool = blocks.pool
         self._decoding = decoding
         self._outlook = outlook
+        self._swapping = blocks.swapping
         self._policy = policy
         self._give_up = give_up
 
@@ -45,15 +50,17 @@ class Preemption:
 
     def preempt(self, request: Request, by: Request, draft: Draft) -> None:
         """Take a running choice's blocks for another, or for itself if it was not allowed more."""
-        recompute_ms = self._outlook.recompute_ms(request)
-        draft.preempted.append(Preempted(request.key, by.key, recompute_ms))
+        cost_ms, is_swapped = self._cost(request)
+        if is_swapped:
+            self._swapping.copy_out(request, draft)
+        draft.preempted.append(Preempted(request.key, by.key, cost_ms, is_swapped))
         self._give_up(request)
 
     def _makes_room(self, request: Request, running: list[Request], draft: Draft) -> bool:
         """True if there is a block for its next token; False if it was preempted itself."""
         while not self._pool.num_free:
             victim = running[-1]
-            cost_ms = self._outlook.recompute_ms(victim)
+            cost_ms, _ = self._cost(victim)
             if victim is not request and not self._policy.makes_room(request, victim, cost_ms):
                 victim = request
             running.remove(victim)
@@ -62,10 +69,17 @@ class Preemption:
                 return False
         return True
 
+    def _cost(self, request: Request) -> tuple[float, bool]:
+        """What preempting it costs, in ms, and whether it is to be copied."""
+        recompute_ms = self._outlook.recompute_ms(request)
+        copy_ms = self._swapping.round_trip_ms(request)
+        if copy_ms is None or copy_ms >= recompute_ms:
+            return recompute_ms, False
+        return copy_ms, True
+
     def _extend(self, requests: list[Request]) -> None:
         for request in requests:
             if self._blocks.enter(request):
                 self._decoding.replaced(request)
-            self._pool.extend(request.block_table, request.num_tokens)
         if requests:
-            self._decoding.extended(requests)
+            self._decoding.grow(requests, self._pool)

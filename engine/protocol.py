@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -16,7 +16,7 @@ ADAPTER_MISMATCH = "adapter_mismatch"
 """Code of `Failed` for an adapter that does not fit the worker's base model."""
 ServiceTier = Literal["priority", "default", "flex"]
 """Before others of its tenant; as they come; on what nobody else can use."""
-RejectionCode = Literal["overloaded", "refused", "draining"]
+RejectionCode = Literal["overloaded", "late", "refused", "draining"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +79,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     program: str = ""
     """What the request is a part of, in the tenant's own words: of programs that wait, the one that
     has had least of the machine goes first."""
+    ttft_deadline_ms: float | None = None
+    """Refuse it, at once or while it waits, when its first token cannot come so soon after its
+    arrival; None refuses nothing."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -144,7 +147,8 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     code: RejectionCode
     message: str
     field: str = ""
-    retry_after_s: float = 1.0
+    retry_after_s: float | None = 1.0
+    """None: trying again would not help."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

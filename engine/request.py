@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.host_blocks import HostCopy
 from loraplex.engine.plan import Logprobs, Penalties, SampleSpec
 from loraplex.engine.protocol import Explained, Sampling, Submit, TokenLogprob, Usage
 from loraplex.engine.seeds import choice_seed
@@ -162,6 +163,8 @@ class Request:
     """`num_computed_tokens` from which one more of its blocks can be known to the prefix cache."""
     found: tuple[int, list[int]] = field(default=(-1, []))
     """The version of the cache that was searched for it last, and the blocks that were found."""
+    host_copy: HostCopy | None = None
+    """What it had computed, while it waits after a preemption, if that was copied."""
     status: Status = Status.WAITING
     admission: int = 0
     """Its number among admissions, while it runs."""
@@ -204,6 +207,11 @@ class Request:
             or sampling.top_logprobs is not None
             or self._penalties() is not None
         )
+
+    @property
+    def tenant(self) -> str:
+        """Who sent it."""
+        return self.submission.submit.tenant
 
     @property
     def num_queued_tokens(self) -> int:

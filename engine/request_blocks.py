@@ -1,7 +1,7 @@
 """What requests do with KV blocks: find some, take more, tell what they hold, give them back."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from loraplex.engine.cache_eviction import FairEviction
@@ -11,6 +11,7 @@ from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.prefix_cache import PrefixCache
 from loraplex.engine.request import Request, Status, Submission
 from loraplex.engine.shared_prompt import shareable_blocks
+from loraplex.engine.swapping import Swapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,17 @@ class RequestBlocks:
     loses its blocks, until the blocks are needed.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(
+        self, config: SchedulerConfig, tell: Callable[[Mapping[str, float]], None]
+    ) -> None:
+        """`tell` is `Swapping`'s."""
         num_blocks = config.num_blocks
         self._block_size = size = config.block_size
         self._cache: PrefixCache | None = None
         if config.prefix_cache:
             self._cache = PrefixCache(num_blocks, size, FairEviction(num_blocks))
         self.pool = BlockPool(num_blocks, size, self._cache)
+        self.swapping = Swapping(config, tell)
         self._num_asked_tokens = self._num_found_tokens = 0
 
     @property

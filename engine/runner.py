@@ -10,7 +10,8 @@ from torch import Tensor
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
-from loraplex.engine.batch import BatchLayout, StepBatch, build_batch
+from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
+from loraplex.engine.kv_copies import KvCopies
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.sampler import sample
@@ -39,7 +40,7 @@ class _PagedStep:
 
 
 class ModelRunner:
-    """A base model with its pool of KV blocks."""
+    """A base model with its pool of KV blocks, and one in the host's memory."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         cpu_lora: CpuLora | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         """``cpu_lora`` computes adapters where the model runs on a CPU, in a dtype that it knows;
         without it torch does."""
@@ -55,6 +57,7 @@ class ModelRunner:
         self._model = model
         self._lora = model.lora
         kv_layout = KvLayout(num_blocks, block_size)
+        host_layout = KvLayout(num_host_blocks, block_size)
         self._layout = BatchLayout(
             kv=kv_layout,
             windows=frozenset(layer.window for layer in model.layers),
@@ -63,16 +66,9 @@ class ModelRunner:
             dtype=model.dtype,
             device=model.device,
         )
-        self._caches = [
-            allocate_kv_cache(
-                kv_layout,
-                layer.kv_heads,
-                (layer.key_dim, layer.value_dim),
-                dtype=model.dtype,
-                device=model.device,
-            )
-            for layer in model.layers
-        ]
+        self._builder = BatchBuilder(self._layout)
+        self._caches = _allocate(model, kv_layout, model.device)
+        self._copies = KvCopies(self._caches, _allocate(model, host_layout, torch.device("cpu")))
 
     @property
     def model(self) -> LoadedModel:
@@ -102,23 +98,30 @@ class ModelRunner:
             b_is_transposed=self._layout.cpu_lora is not None,
         )
 
+    def measure_copy_ms(self) -> float:
+        """Time to copy one KV block to the host or back; before anything is in them."""
+        return self._copies.measure_ms_per_block()
+
+    def copy(self, plan: StepPlan) -> None:
+        """Copy KV blocks to the host, then from it."""
+        self._copies.to_host(plan.copies_out)
+        self._copies.to_device(plan.copies_in)
+
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
-        return build_batch(plan, adapters, self._layout)
+        return self._builder.build(plan, adapters)
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute the batch and draw a token for each chunk that samples."""
         sampled = sample(self.logits(batch), batch.sampling)
-        tokens: dict[str, int] = {}
-        failures: dict[str, str] = {}
-        for request_id, token_id in zip(batch.request_ids, sampled.token_ids, strict=True):
-            if token_id is None:
-                failures[request_id] = _NOT_FINITE
-            else:
-                tokens[request_id] = token_id
-        logprobs = {batch.request_ids[row]: found for row, found in sampled.logprobs.items()}
-        token_ids = [tokens.get(key, 0) for key in batch.sampled_keys]
-        return StepOutput(np.array(token_ids, np.int64), failures, logprobs)
+        token_ids = np.empty_like(sampled.token_ids)
+        token_ids[batch.places] = sampled.token_ids
+        keys, places = batch.sampled_keys, batch.places
+        return StepOutput(
+            token_ids,
+            {keys[places[row]]: _NOT_FINITE for row in sampled.failed},
+            {keys[places[row]]: found for row, found in sampled.logprobs.items()},
+        )
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:
@@ -127,3 +130,17 @@ class ModelRunner:
         with self._lora.step(batch.body, batch.head):
             logits = self._model.logits(batch.input_ids, batch.positions, batch.sampled_rows, step)
         return logits.float()
+
+
+def _allocate(model: LoadedModel, layout: KvLayout, device: torch.device) -> list[KvCache]:
+    """An empty cache for each layer."""
+    return [
+        allocate_kv_cache(
+            layout,
+            layer.kv_heads,
+            (layer.key_dim, layer.value_dim),
+            dtype=model.dtype,
+            device=device,
+        )
+        for layer in model.layers
+    ]

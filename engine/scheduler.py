@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import REASONS, WAITS_FOR_COPIES, AdmissionPolicy, Blocked
+from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionPolicy, Blocked, waits_for
 from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
@@ -12,6 +12,7 @@ from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.delivery import Delivery
 from loraplex.engine.draft import Draft
 from loraplex.engine.events import Events
+from loraplex.engine.first_tokens import FirstTokens
 from loraplex.engine.loads import Loads
 from loraplex.engine.meter import Meter
 from loraplex.engine.outlook import Outlook
@@ -22,8 +23,8 @@ from loraplex.engine.protocol import Explained, Sampling, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
-from loraplex.engine.step_budget import StepBudget
-from loraplex.engine.waits import Reason, WaitClock
+from loraplex.engine.step_budget import Demand, StepBudget
+from loraplex.engine.waits import WaitClock
 
 _NOT_FOR_ROOM = frozenset({None, *WAITS_FOR_COPIES})
 
@@ -41,8 +42,7 @@ class Scheduler:
     Requests that yield (`AdmissionPolicy.yields`) come after all others in each of this, and lose
     what they hold to any other that needs it.
 
-    Each choice of a request is scheduled by itself, and holds the blocks of the prompt in common
-    with the others (`shared_prompt`).
+    Each choice of a request is scheduled by itself; they share their prompt (`shared_prompt`).
 
     Invariant: the pool holds one request of the longest length, and a request has got a token
     between its admission and whatever pushes it out, unless others get theirs for it; so some
@@ -64,7 +64,7 @@ class Scheduler:
         self._waiting = policy
         self._new_text = new_text
         self._eos_token_ids = eos_token_ids
-        self.blocks = RequestBlocks(config)
+        self.blocks = RequestBlocks(config, policy.measured)
         self._pool = self.blocks.pool
         self._requests: dict[str, Request] = {}
         self._submissions: dict[str, Submission] = {}
@@ -86,6 +86,7 @@ class Scheduler:
             self.blocks, self._decoding, self._outlook, policy, self._give_up
         )
         self._meter = Meter(costs, policy.measured, config.max_running)
+        self.first_tokens = FirstTokens(config, self._pool, policy, costs, self._outlook)
         self._clock = WaitClock(0.0)
         self._may_admit = False
         """True once something happened since all that waits was found to be unable to start."""
@@ -119,7 +120,8 @@ class Scheduler:
     def add(self, submit: Submit, now: float, adapter_bytes: int = 0) -> None:
         """Take a request that arrived at `now`; `adapter_bytes` is what its adapter needs resident.
 
-        Raises RequestRefused if it could never run, EngineOverloaded if the queue is full.
+        Raises RequestRefused if it could never run, EngineOverloaded if the queue is full, and
+        DeadlineUnreachable if it has a deadline that cannot be met.
         """
         refuse_open(submit, self._submissions, self._requests)
         refuse_impossible(submit, self._config, adapter_bytes, self._residency.capacity_bytes)
@@ -134,6 +136,7 @@ class Scheduler:
             for choice in range(sampling.n)
         ]
         submission.clock = submission.open[0].clock
+        self.first_tokens.refuse_late(submission, now)
         self._submissions[submit.request_id] = submission
         self._loads.arrive(submission)
         for request in submission.open:
@@ -171,19 +174,24 @@ class Scheduler:
             request = self._requests.get(key)
             if request is not None:
                 self._fail(request.submission, "internal_error", message)
+        for copy in plan.copies_out:
+            if (request := self._requests.get(copy.request_id)) is not None:
+                self.blocks.swapping.forget(request)  # it may not have been copied
 
     def plan(self, now: float) -> StepPlan:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
         self._step += 1
         self._now = now
+        self.blocks.swapping.begin_step()
+        self._refuse_overdue(now)
         self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
         self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
         self._may_admit |= self._loads.note_ended(self._by_adapter.of(self._loads.keys), now)
         self._plan_decodes(draft, yielding=False)
         may_start = self._may_admit and self.num_running < self._config.max_running
         if may_start or self._prefilling:
-            demand = sum(r.num_tokens_to_compute for r in self._prefilling.values())
-            demand += self._num_waiting_tokens if may_start else 0
+            waiting = (self._num_waiting_tokens, len(self._waiting)) if may_start else (0, 0)
+            demand = Demand.of(self._prefilling.values(), *waiting)
             self._step_budget.bound(draft, demand, self._loads.bytes_in_flight, now)
         self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
@@ -191,11 +199,15 @@ class Scheduler:
         self._prefetch.start(self._waiting.upcoming(), draft)
         return draft.plan(self._step)
 
-    def commit(self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0) -> Events:
-        """Take what ran, in `step_ms`. Returns all events since the last commit."""
+    def commit(
+        self, plan: StepPlan, output: StepOutput, step_ms: float = 0.0, copy_ms: float = 0.0
+    ) -> Events:
+        """Take what ran, in `step_ms`, after copies of KV blocks in `copy_ms`. Returns all events
+        since the last commit."""
         assert plan.step == self._step, "another step has been planned since"
         if step_ms > 0 and plan.num_requests:
             self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
+        self.blocks.swapping.copied(plan, copy_ms)
         self._delivery.deliver(self._draft, output, self._events)
         return self.take_events()
 
@@ -208,6 +220,7 @@ class Scheduler:
         """Assert the conservation laws; holds between any two calls."""
         self._pool.check([request.block_table for request in self._requests.values()])
         self._residency.check()
+        self.blocks.swapping.check(self._requests.values())
         self._decoding.check([request for request in self._requests.values() if request.row >= 0])
         running = {request.key for request in (*self._running, *self._yielding) if request.row < 0}
         assert running == self._prefilling.keys()
@@ -260,15 +273,8 @@ class Scheduler:
                 break
         else:
             self._may_admit = False
-        self._clock.switch(self._reason(refusal, draft), now)
-
-    def _reason(self, refusal: Blocked | None, draft: Draft) -> Reason | None:
-        """What keeps those from starting that are not said to wait for a load or their share."""
-        if not len(self._waiting):
-            return None
-        if refusal is Blocked.STEP and draft.is_bounded:
-            return "deadline"
-        return "slot" if refusal is None else REASONS.get(refusal)
+        reason = waits_for(refusal, is_bounded=draft.is_bounded) if len(self._waiting) else None
+        self._clock.switch(reason, now)
 
     def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
         """Start a request, or its load, or tell the policy why it cannot be."""
@@ -291,7 +297,8 @@ class Scheduler:
         """Why it cannot start now. What yields gives way before that is said of another."""
         # Who lacks a block at most takes hold of the others now, before they are gone, and computes
         # what is left when there is room.
-        if draft.budget == 0 and (not shared or self._pool.missing(shared, request.num_tokens) > 1):
+        lacks_more = not shared or self._pool.missing(shared, request.num_tokens) > 1
+        if draft.budget == 0 and (lacks_more or request.host_copy is not None):
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
@@ -306,10 +313,12 @@ class Scheduler:
             self._residency.acquire(request.adapter)
         self.blocks.start(request, shared)
         self._outlook.started(request, len(shared))
+        self.blocks.swapping.copy_back(request, self._draft)
         request.status = Status.RUNNING
         self._num_admissions += 1
         request.admission = self._num_admissions
         self._prefilling[request.key] = request
+        self.first_tokens.started(request, now)
         request.clock.stop(now)
         self._loads.leave(request)
         if request.submission.waited_until_s is None:
@@ -354,6 +363,12 @@ class Scheduler:
             del self._submissions[submission.request_id]
             self._events.add_finished(submission, "length" if submission.was_cut else "stop")
 
+    def _refuse_overdue(self, now: float) -> None:
+        """End those that wait and would be late now even if they started at once."""
+        for submission, error in self.first_tokens.overdue(now):
+            self._end_all(submission, now)
+            self._events.add_rejected(submission.submit, error)
+
     def _fail_for_numbers(self, submission: Submission, message: str) -> None:
         """What it computed was not finite, and so may be what it was computed from."""
         self._fail(submission, "not_finite", message)
@@ -374,6 +389,7 @@ class Scheduler:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
+            self.blocks.swapping.forget(request)
             self._loads.leave(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens

@@ -10,6 +10,10 @@ such steps is what "DCP" does (OSDI 2026), whose tail grew by it; here what alig
 put off a bounded number of times.
 """
 
+from collections.abc import Collection
+from math import inf
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,13 +22,34 @@ from loraplex.engine.cost_errors import Choice
 from loraplex.engine.cost_features import EDGES, Floats, StepFeatures
 from loraplex.engine.costs_port import StepCosts
 from loraplex.engine.draft import Draft
+from loraplex.engine.request import Request
 
 MAX_DEFERRALS = 4
 """Steps in a row that may leave tokens for later that would have been in time."""
-_WORTH_IT = 1.05
-"""Times as many tokens of prompts a millisecond as the largest size that fits; below that, later
-tokens cost more than they save."""
+_WORTH_IT = 0.05
+"""Part by which a size must be faster than the largest that fits: what is put off costs too."""
+_ERRORS = 2.0
+"""The same in standard deviations of the predictions' errors, where that is more."""
 _NUM_SIZES = 24
+_EDGES = np.array(EDGES)
+
+
+class Demand(NamedTuple):
+    """Prompts that could be computed in a step."""
+
+    num_tokens: int
+    num_prompts: int
+
+    @classmethod
+    def of(cls, begun: Collection[Request], num_tokens: int, num_prompts: int) -> "Demand":
+        """Of prompts that have begun, and of so many more with so many tokens."""
+        left = sum(request.num_tokens_to_compute for request in begun)
+        return cls(left + num_tokens, len(begun) + num_prompts)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of one prompt."""
+        return self.num_tokens / max(1, self.num_prompts)
 
 
 class StepBudget:
@@ -35,46 +60,51 @@ class StepBudget:
         self._config = config
         self._num_deferrals = 0
 
-    def bound(self, draft: Draft, demand: int, bytes_in_flight: int, now: float) -> None:
+    def bound(self, draft: Draft, demand: Demand, bytes_in_flight: int, now: float) -> None:
         """Take from the budget of a step what would make those late whose tokens are in it, and
         what is better computed in the next.
 
-        `demand` is the number of prompt tokens that there are. As long as the cost model has
-        learned little, `max_step_tokens` alone rules.
+        As long as the cost model has learned little, `max_step_tokens` alone rules.
         """
-        at_most = min(draft.budget, demand)
-        if self._costs.num_steps < self._config.min_learned_steps or not len(draft.decodes):
+        if self._costs.num_steps < self._config.min_learned_steps or not len(draft.selection):
             return
-        slack = draft.slack_ms(now)
-        fitting, chosen = self._sizes(draft.features(bytes_in_flight), slack, at_most)
+        at_most = min(draft.budget, demand.num_tokens)
+        step = draft.features(bytes_in_flight)
+        fitting, chosen = self.prefill_tokens(
+            step, draft.slack_ms(now), at_most, demand.mean_tokens
+        )
         if chosen < at_most:
             draft.budget = chosen
             draft.is_bounded = fitting < at_most
 
-    def prefill_tokens(self, step: StepFeatures, slack: float, at_most: int) -> int:
-        """Tokens of prompts to add to a step so that it takes at most `slack` ms, by prediction.
+    def prefill_tokens(
+        self, step: StepFeatures, slack: float, at_most: int, longest: float = inf
+    ) -> tuple[int, int]:
+        """Tokens of prompts to add to a step so that it takes at most `slack` ms, by prediction:
+        the most that fit, and what to take of that.
 
-        Between `min_prefill_tokens`, so that prompts advance whatever is late, and `at_most`.
+        Between `min_prefill_tokens`, so that prompts advance whatever is late, and `at_most`; of
+        prompts of about `longest` tokens.
         """
-        return self._sizes(step, slack, at_most)[1]
-
-    def _sizes(self, step: StepFeatures, slack: float, at_most: int) -> tuple[int, int]:
-        """The largest size that fits, and the one to take."""
         floor = min(self._config.min_prefill_tokens, at_most)
-        sizes = _candidates(step.num_tokens, floor, at_most)
-        if len(sizes) == 1:
+        if floor == at_most:
             return at_most, at_most
-        times = self._costs.predict_chunks_ms(step, sizes, 0)
-        fitting = int(np.flatnonzero(times <= slack).max(initial=0))
+        sizes = _candidates(step.num_tokens, floor, at_most)
+        fits = np.flatnonzero(self._costs.predict_chunks_ms(step, sizes, 0, longest) <= slack)
+        fitting = int(fits[-1]) if len(fits) else 0
+        # Attention within a prompt costs what it costs in any chunks, so that it does not count.
+        times = self._costs.predict_chunks_ms(step, sizes, 0, 0)
         chosen = self._aligned(sizes / np.maximum(times, 1e-9), fitting)
-        self._costs.note_choice(Choice(step, tuple(sizes.tolist()), chosen, slack))
+        self._costs.note_choice(Choice(step, sizes, chosen, slack))
         return int(sizes[fitting]), int(sizes[chosen])
 
     def _aligned(self, rates: Floats, fitting: int) -> int:
         """The fastest size up to the one that fits; that one itself, where no other is clearly
         faster or tokens have been put off for long."""
         best = int(rates[: fitting + 1].argmax())
-        if rates[best] < _WORTH_IT * rates[fitting] or self._num_deferrals == MAX_DEFERRALS:
+        gain = rates[best] / rates[fitting] - 1.0
+        is_worth_it = gain >= max(_WORTH_IT, _ERRORS * self._costs.error)
+        if not is_worth_it or self._num_deferrals == MAX_DEFERRALS:
             self._num_deferrals = 0
             return fitting
         self._num_deferrals += 1
@@ -84,5 +114,6 @@ class StepBudget:
 def _candidates(num_tokens: int, floor: int, at_most: int) -> NDArray[np.int64]:
     """Sizes from `floor` to `at_most`, those among them that end at an edge of the hardware."""
     evenly = floor + (at_most - floor) * np.arange(_NUM_SIZES + 1) // _NUM_SIZES
-    at_edges = [edge - num_tokens for edge in EDGES if floor < edge - num_tokens < at_most]
-    return np.unique(np.append(evenly, at_edges).astype(np.int64))
+    at_edges = _EDGES - num_tokens
+    at_edges = at_edges[(at_edges > floor) & (at_edges < at_most)]
+    return np.unique(np.concatenate((evenly, at_edges)))

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from loraplex.adapters.residency import State
 from loraplex.engine.request import Request
@@ -48,6 +48,14 @@ class TenantQueue:
     def requests(self) -> list[Request]:
         """All of them, oldest first."""
         return [*self._preempted.values(), *self._by_age.values()]
+
+    def before(self, request: Request) -> Iterator[Request]:
+        """Those that are likely to go before one of them, or before one that comes now."""
+        tier = request.submission.submit.service_tier
+        for other in takewhile(lambda other: other is not request, self.requests()):
+            is_passed = tier == "priority" != other.submission.submit.service_tier
+            if other.key in self._preempted or not is_passed:
+                yield other
 
     def oldest(self, at_most: int) -> Iterator[Request]:
         """So many of them, oldest first."""

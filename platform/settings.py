@@ -79,6 +79,12 @@ class Settings(BaseSettings):
         description="Memory of resident adapters. Default: sized from free memory at start.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
+    swap_memory_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Host memory for what preempted requests have computed; 0 computes it again. "
+        "Default: a quarter of the KV cache, at most a twentieth of the host's free memory.",
+    )
     prefix_cache: bool = Field(
         default=True,
         description="Keep what requests have computed while there is room, for requests of the "

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from loraplex.engine.cost import CostModel
 from loraplex.engine.cost_metrics import CostCollector
 from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.frames import Address, Security
 from loraplex.engine.gguf_model import convert_gguf
 from loraplex.engine.lengths import OutputLengths
@@ -54,6 +54,9 @@ from loraplex.platform.stream import stream_address
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
 
 _log = logging.getLogger(__name__)
+
+_DRAIN_QUANTA = 8.0
+"""Quanta for which a change of adapters is put off at most while others run on those in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,9 @@ async def _compose(
     sizes = _sizes(settings, model)
     tokenizer_json, chat_template, special_tokens = export_tokenizer(model.path)
     cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
-    runner = ModelRunner(model, sizes.num_blocks, settings.block_size, cpu_lora)
+    runner = ModelRunner(
+        model, sizes.num_blocks, settings.block_size, cpu_lora, sizes.num_host_blocks
+    )
     config = scheduler_config(settings, sizes, model.vocab_size)
     costs = await asyncio.to_thread(
         prepare_costs, settings, runner, config, sizes.adapter_bytes, stop.is_set
@@ -223,6 +228,7 @@ def compose_engine(
     mailbox, residency = Mailbox(), Residency(sizes.adapter_bytes)
     costs = costs or CostModel(subject_of(runner))
     config = scheduler_config(settings, sizes, model.vocab_size)
+    config = replace(config, copy_ms_per_block=runner.measure_copy_ms())
     scheduler = _scheduler(
         settings, model, config, residency, Tokenizer.from_buffer(tokenizer_json), costs
     )
@@ -265,6 +271,7 @@ def scheduler_config(
         max_model_len=sizes.max_model_len,
         vocab_size=vocab_size,
         prefix_cache=settings.prefix_cache,
+        num_host_blocks=sizes.num_host_blocks,
         targets={
             "priority": Targets(settings.priority_ttft_ms, settings.priority_tpot_ms),
             "default": Targets(settings.default_ttft_ms, settings.default_tpot_ms),
@@ -300,13 +307,15 @@ def admission_policy(settings: Settings) -> AdmissionPolicy:
             overdraft_ms=settings.overdraft_ms,
             max_skips=settings.max_skips,
             max_open=settings.max_running,
+            max_drain_ms=_DRAIN_QUANTA * settings.quantum_ms,
         )
     )
 
 
 def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:
     on_gpu = model.config.device == "cuda"
-    free_bytes = torch.cuda.mem_get_info()[0] if on_gpu else memory.free_host_bytes()
+    host_bytes = memory.free_host_bytes()
+    free_bytes = torch.cuda.mem_get_info()[0] if on_gpu else host_bytes
     sizes = memory.size_pools(
         memory.PoolRequest(
             free_bytes=free_bytes,
@@ -317,16 +326,19 @@ def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:
             max_running=settings.max_running,
             kv_memory_bytes=settings.kv_memory_bytes,
             adapter_memory_bytes=settings.adapter_memory_bytes,
+            free_host_bytes=host_bytes,
+            swap_memory_bytes=settings.swap_memory_bytes,
         )
     )
     _log.info(
-        "memory: %d MiB free, KV cache %d MiB (%d blocks of %d tokens), adapters %d MiB; "
-        "at most %d tokens per request",
+        "memory: %d MiB free, KV cache %d MiB (%d blocks of %d tokens), adapters %d MiB, %d blocks "
+        "on the host for preempted requests; at most %d tokens per request",
         free_bytes // memory.MIB,
         sizes.kv_bytes // memory.MIB,
         sizes.num_blocks,
         settings.block_size,
         sizes.adapter_bytes // memory.MIB,
+        sizes.num_host_blocks,
         sizes.max_model_len,
     )
     return sizes
@@ -355,6 +367,7 @@ def _log_step(report: StepReport) -> None:
         "tokens": plan.num_tokens,
         "adapters": plan.num_adapters,
         "preempted": plan.num_preempted,
+        "swapped": sum(preempted.is_swapped for preempted in plan.preempted),
         "plan_ms": round(report.plan_s * 1e3, 3),
         "build_ms": round(report.build_s * 1e3, 3),
         "run_ms": round(report.run_s * 1e3, 3),

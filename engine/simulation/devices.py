@@ -52,6 +52,10 @@ class Device:
     """Of low-rank updates on the host's processors, as reached."""
     steps_between_joins: int = 1
     """Steps from one in which waiting requests are admitted to the next."""
+    kv_token_bytes: int = 0
+    """Of all layers, for one position."""
+    host_kv_tokens: int = 0
+    """Positions that the host's pool holds, for preempted requests; 0 computes them again."""
     response_ms: float = 0.0
     """From the end of a step to the client, and from the client to the queue; in every TTFT."""
 
@@ -204,6 +208,7 @@ def profiled_device(path: Path) -> Device:
         max_step_tokens=2048,
         max_running=256,
         bytes_per_rank=rank_bytes,
+        kv_token_bytes=kv_bytes,
         copy_bytes_per_s=_COPY_BYTES_PER_S,
     )
 

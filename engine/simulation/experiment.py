@@ -10,7 +10,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.config import Targets
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.simulation.baselines.chameleon import SizeQueues
 from loraplex.engine.simulation.baselines.dlpm import DeficitPrefixMatch
@@ -36,7 +36,9 @@ from loraplex.engine.simulation.workload import Requests, scaled
 
 T = TypeVar("T")
 
-FAIR = FairSettings(quantum_ms=500.0, overdraft_ms=1000.0, max_skips=16, max_open=1000)
+FAIR = FairSettings(
+    quantum_ms=500.0, overdraft_ms=1000.0, max_skips=16, max_open=1000, max_drain_ms=4000.0
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class Run:
     last_arrival_s: float = 0.0
     num_steps: int = 0
     num_preempted: int = 0
+    num_swapped: int = 0
+    """Of those: how often what was computed was copied to the host."""
     busy_ms: float = 0.0
     decode_ms: float = 0.0
     """Sum over steps of their time × requests that decoded."""

@@ -1,6 +1,6 @@
 """A runtime's own habits around a policy, whatever the policy."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from loraplex.engine.admission import AdmissionPolicy, AdmissionView, Blocked
 from loraplex.engine.request import Request
@@ -40,6 +40,10 @@ class Runtime:
     def remove(self, request: Request) -> None:
         """Pass on."""
         self._policy.remove(request)
+
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:
+        """Pass on."""
+        return self._policy.ahead(request, cost_ms)
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
         """The policy's, if it is time."""

@@ -199,9 +199,10 @@ class Simulation:
                 record.started_s, record.cached_tokens = now, cached_tokens
         output = self._model.run(plan)
         started = perf_counter()
-        events = self._scheduler.commit(plan, output, ms)
+        copy_ms = plan.num_copied_blocks * _copy_ms_per_block(self._device)
+        events = self._scheduler.commit(plan, output, ms, copy_ms)
         self._run.planner_us.append((plan_s + perf_counter() - started) * 1e6)
-        done = now + ms / 1e3
+        done = now + (ms + copy_ms) / 1e3
         self._note(events, done)
         self._runtime.step()
         self._after_step()
@@ -216,6 +217,7 @@ class Simulation:
         run = self._run
         run.num_steps += 1
         run.num_preempted += len(plan.preempted)
+        run.num_swapped += sum(preempted.is_swapped for preempted in plan.preempted)
         run.busy_ms += ms
         if step.num_decodes:
             alone = StepFeatures(
@@ -263,6 +265,11 @@ class Simulation:
         return max(now, min(times)) if min(times) < float("inf") else now
 
 
+def _copy_ms_per_block(device: Device) -> float:
+    """Time of a KV block between host and device, which steps wait for."""
+    return device.block_size * device.kv_token_bytes / device.copy_bytes_per_s * 1e3
+
+
 def _config(device: Device, load: Load) -> SchedulerConfig:
     longest = max(request.prompt_tokens for request in load.requests) + load.max_tokens
     if longest > device.kv_tokens:
@@ -282,6 +289,8 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         prefix_cache=device.block_size > 1,
         kv_forecast=load.kv_forecast,
         targets=dict.fromkeys(("priority", "default"), load.targets),
+        num_host_blocks=device.host_kv_tokens // device.block_size,
+        copy_ms_per_block=_copy_ms_per_block(device),
         prefetch=load.copying.prefetch,
         max_transfer_bytes=load.copying.max_transfer_bytes,
     )

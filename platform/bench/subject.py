@@ -36,7 +36,9 @@ class Subject:
     ) -> "Subject":
         """Take over the model's linear layers; `cpu_lora` is the compiled kernel, if any."""
         endless = replace(model, eos_token_ids=frozenset())  # every request runs to its length
-        runner = ModelRunner(endless, sizes.num_blocks, settings.block_size, cpu_lora)
+        runner = ModelRunner(
+            endless, sizes.num_blocks, settings.block_size, cpu_lora, sizes.num_host_blocks
+        )
         tokenizer = export_tokenizer(model.path).tokenizer_json
         return cls(endless, runner, sizes, settings, tokenizer)
 

@@ -13,6 +13,7 @@ import typer
 
 from loraplex.platform.cli.bench_fidelity import fidelity
 from loraplex.platform.cli.bench_planner import planner
+from loraplex.platform.cli.bench_prefix import prefix
 from loraplex.platform.cli.bench_serve import serve
 from loraplex.platform.cli.context import (
     AsJson,
@@ -31,6 +32,7 @@ app = typer.Typer(help="Benchmarks, each a seeded run on this machine.", no_args
 app.command("serve")(serve)
 app.command("planner")(planner)
 app.command("fidelity")(fidelity)
+app.command("prefix")(prefix)
 
 Model = Annotated[
     str,

@@ -21,11 +21,15 @@ class LinearCosts:
     load_ms: float = 10.0
     num_steps: int = 0
 
+    @property
+    def error(self) -> float:
+        return 0.0
+
     def predict_ms(self, step: StepFeatures) -> float:
         return self.constant_ms + self.token_ms * step.num_tokens + self.context_ms * step.kv_tokens
 
     def predict_chunks_ms(
-        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int
+        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int, longest: float
     ) -> Floats:
         return self.predict_ms(step) + self.token_ms * chunk_tokens
 

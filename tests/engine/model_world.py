@@ -59,6 +59,7 @@ class ModelWorld:
 
     def step(self) -> None:
         plan = self.scheduler.plan(now=0.0)
+        self.runner.copy(plan)
         self.poison()
         events = self.scheduler.commit(
             plan, self.runner.run(self.runner.build(plan, self.adapters))

@@ -40,9 +40,18 @@ class SimulatedRunner:
         self._pool: list[list[tuple[int, AdapterKey | None] | None]] = [
             [None] * block_size for _ in range(num_blocks)
         ]
+        self._host: dict[int, list[tuple[int, AdapterKey | None] | None]] = {}
         self.plans: list[StepPlan] = []
         self.num_computed = 0
         """Positions that were computed, those computed again included."""
+
+    def copy(self, plan: StepPlan) -> None:
+        for _, device_blocks, host_blocks in plan.copies_out:
+            for device, host in zip(device_blocks, host_blocks, strict=True):
+                self._host[host] = list(self._pool[device])
+        for _, device_blocks, host_blocks in plan.copies_in:
+            for device, host in zip(device_blocks, host_blocks, strict=True):
+                self._pool[device] = list(self._host[host])
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, object]) -> StepPlan:
         for chunk in plan.chunks:

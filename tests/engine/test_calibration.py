@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from tests.engine import build
 
@@ -42,7 +43,7 @@ class TimedMachine:
         assert plan.num_tokens <= self.config.max_step_tokens
         self.plans.append(plan)
         self.now += self.ms(plan) / 1e3
-        return StepOutput({}, {})
+        return StepOutput(np.zeros(0, np.int64))
 
     def ms(self, plan: StepPlan) -> float:
         decodes = [chunk for chunk in plan.chunks if len(chunk.token_ids) == 1]

@@ -57,6 +57,27 @@ def test_the_edge_is_found_and_no_other_is_made_up() -> None:
     assert taught(with_one_edge, 600).edges == (128,)
 
 
+def test_what_any_prompt_costs_at_all_is_told_from_what_its_tokens_cost() -> None:
+    def with_another_path(step: StepFeatures) -> float:
+        return 20 + 0.1 * step.num_tokens + 50 * (step.prefill_tokens > 0)
+
+    model = taught(with_another_path, 600)
+    assert model.edges == ()
+    alone = StepFeatures.of([Row(1, 300, 0.0, is_decode=True)] * 20)
+    assert model.predict_ms(alone) == pytest.approx(22, rel=0.1)
+    assert model.predict_ms(alone.with_chunk(10, 0)) == pytest.approx(73, rel=0.05)
+    assert model.predict_chunks_ms(alone, [10, 100], 0) == pytest.approx([73, 82], rel=0.05)
+
+
+def test_attention_within_prompts_is_that_of_prompts_of_their_length() -> None:
+    model = taught(lambda step: 20 + 1e-3 * step.prefill_squared, 600)
+    step = StepFeatures.of([Row(1, 300, 0.0, is_decode=True)])
+    whole, divided, without = (
+        model.predict_chunks_ms(step, [300], 0, longest)[0] for longest in (inf, 100, 0)
+    )
+    assert (whole, divided, without) == pytest.approx((110, 50, 20), rel=0.1)
+
+
 def test_no_edge_is_made_up_on_a_smooth_machine() -> None:
     assert taught(lambda step: 10 + 0.1 * step.num_tokens, 600).edges == ()
 
@@ -214,8 +235,8 @@ def test_a_choice_that_breaks_the_limit_loses_as_much_as_it_is_late() -> None:
 def test_choices_are_judged_by_what_is_known_64_steps_later() -> None:
     model = taught(with_one_edge, 400)
     step = StepFeatures.of([Row(1, 500, 1.0, is_decode=True)] * 8)
-    best = Choice(step, (64, 120, 121), 1, inf)
-    bad = Choice(step, (64, 120, 121), 0, inf)
+    best = Choice(step, np.array([64, 120, 121]), 1, inf)
+    bad = Choice(step, np.array([64, 120, 121]), 0, inf)
     for choice in (best, bad):
         for _ in range(8):
             model.note_choice(choice)

@@ -48,7 +48,10 @@ def test_the_peak_is_that_of_a_step_by_step_account(
             gone = running.pop(data.draw(st.integers(0, len(running) - 1)))
             forecast.stop(gone)  # type: ignore[arg-type]
     candidate = Running(num_tokens - now, now + left)
-    assert forecast.peak(num_tokens, left) == held_at_most([*running, candidate], now)
+    most = held_at_most([*running, candidate], now)
+    assert not forecast.exceeds(most, num_tokens, left)
+    assert forecast.exceeds(most - 1, num_tokens, left)
+    assert forecast.peak(num_tokens, left) == most
     assert len(forecast) == len(running)
 
 

@@ -72,9 +72,20 @@ def test_given_sizes_are_taken_as_they_are() -> None:
     assert (sizes.kv_bytes, sizes.adapter_bytes) == (100 * MIB, 7)
 
 
+def test_the_host_holds_a_quarter_of_the_kv_cache_and_a_twentieth_of_its_own_memory_at_most() -> (
+    None
+):
+    roomy = replace(REQUEST, swap_memory_bytes=None, free_host_bytes=10_000 * MIB)
+    assert size_pools(roomy).num_host_blocks == 62
+    assert size_pools(replace(roomy, free_host_bytes=1000 * MIB)).num_host_blocks == 50
+    assert size_pools(replace(roomy, swap_memory_bytes=7 * MIB)).num_host_blocks == 7
+    assert size_pools(replace(roomy, swap_memory_bytes=0)).num_host_blocks == 0
+
+
 @pytest.mark.parametrize(
     ("request_", "remedy"),
     [
+        (replace(REQUEST, swap_memory_bytes=2 * MIB), "lower LORAPLEX_SWAP_MEMORY_BYTES, 0 needs"),
         (replace(REQUEST, kv_memory_bytes=63 * MIB), "LORAPLEX_MAX_MODEL_LEN to at most 1008"),
         (replace(REQUEST, adapter_memory_bytes=800 * MIB), "lower LORAPLEX_KV_MEMORY_BYTES"),
         (replace(REQUEST, free_bytes=10 * MIB), "LORAPLEX_KV_MEMORY_BYTES to at least 67108864"),

@@ -1,9 +1,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.engine import build
 from tests.engine.simulated_runner import SimulatedRunner, expected_output
 
@@ -13,7 +10,6 @@ from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.events import Events
 from loraplex.engine.protocol import Sampling
 from loraplex.engine.scheduler import Scheduler
-from loraplex.engine.seeds import choice_seed
 
 
 def run_step(scheduler: Scheduler, runner: SimulatedRunner, now: float = 0.0) -> Events:
@@ -239,158 +235,3 @@ def test_a_full_queue_refuses_by_count_and_by_tokens(changes: dict[str, int]) ->
     with pytest.raises(EngineOverloaded) as overloaded:
         scheduler.add(build.submit("c", 3), now=0.0)
     assert overloaded.value.retry_after_s > 0
-
-
-class SchedulerMachine(RuleBasedStateMachine):
-    """Arrivals, aborts, loads and steps in any order, with too little memory for all of them.
-
-    The simulated runner's output depends on every position behind a token, so each request that
-    ends by itself must give exactly what it would give alone.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.residency = Residency(5)
-        self.scheduler = build.scheduler(
-            build.config(num_blocks=12, max_waiting_requests=1000, max_waiting_tokens=100_000),
-            self.residency,
-        )
-        self.runner = SimulatedRunner(12, 4)
-        self.loading: list[AdapterKey] = []
-        self.submits: dict[str, object] = {}
-        self.outputs: dict[str, dict[int, list[int]]] = {}
-        self.ended_choices: set[tuple[str, int]] = set()
-        self.ended: dict[str, str] = {}
-        self.computed: dict[str, int] = {}
-        """Prompt tokens, of the choice that came furthest."""
-        self.aborted: set[str] = set()
-        self.num_added = 0
-
-    @rule(
-        num_prompt_tokens=st.integers(1, 30),
-        max_tokens=st.integers(1, 18),
-        adapter=st.sampled_from([None, "x", "y", "z"]),
-        n=st.sampled_from([1, 1, 2, 5]),
-        penalty=st.sampled_from([1.0, 1.2]),
-        num_alike=st.integers(0, 30),
-    )
-    def add(
-        self,
-        num_prompt_tokens: int,
-        max_tokens: int,
-        adapter: str | None,
-        n: int,
-        penalty: float,
-        num_alike: int,
-    ) -> None:
-        """The first `num_alike` tokens of the prompt are those of other prompts too."""
-        self.num_added += 1
-        sampling = Sampling(max_tokens=max_tokens, n=n, seed=1, repetition_penalty=penalty)
-        own = range(100 * self.num_added, 100 * self.num_added + num_prompt_tokens)
-        prompt = tuple(i if i < num_alike else own[i] % 500 for i in range(num_prompt_tokens))
-        submit = build.submit(
-            f"r{self.num_added}", adapter=adapter, sampling=sampling, prompt=prompt
-        )
-        self.scheduler.add(submit, now=0.0, adapter_bytes=0 if adapter is None else 2)
-        self.submits[submit.request_id] = submit
-
-    @precondition(lambda self: self.submits)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.submits)))
-        if request_id not in self.ended:
-            self.aborted.add(request_id)
-        self.scheduler.abort(request_id, now=0.0)
-
-    @rule(data=st.data())
-    def fail_step(self, data: st.DataObject) -> None:
-        """A step writes some of its keys and values, and breaks."""
-        plan = self.scheduler.plan(now=0.0)
-        self.loading += plan.loads
-        for chunk in plan.chunks[: data.draw(st.integers(0, 8))]:
-            self.runner.write(chunk)
-        self.runner.poison(self.scheduler.blocks.pool.free())
-        self.scheduler.fail_step(plan, "broken")
-        self.take(self.scheduler.take_events())
-
-    @precondition(lambda self: self.loading)
-    @rule(data=st.data(), works=st.booleans())
-    def end_load(self, data: st.DataObject, works: bool) -> None:
-        key = data.draw(st.sampled_from(self.loading))
-        self.loading.remove(key)
-        if works:
-            self.residency.finish_load(key)
-        else:
-            self.residency.fail_load(key)
-            self.scheduler.fail_adapter(key, "adapter_load_failed", "unreadable")
-
-    @rule()
-    def step(self) -> None:
-        plan = self.scheduler.plan(now=0.0)
-        assert plan.num_tokens <= 16
-        self.loading += plan.loads
-        for key in (chunk.adapter for chunk in plan.chunks):
-            assert key is None or key not in self.loading
-        for chunk in plan.chunks:
-            request_id = chunk.request_id.partition("#")[0]
-            end = min(chunk.start + len(chunk.token_ids), len(self.submits[request_id].prompt))
-            self.computed[request_id] = max(end, self.computed.get(request_id, 0))
-        self.take(self.scheduler.commit(plan, self.runner.run(plan)))
-        self.runner.poison(self.scheduler.blocks.pool.free())
-
-    def take(self, events: Events) -> None:
-        for tokens in events.tokens:
-            choices = self.outputs.setdefault(tokens.request_id, {})
-            output = choices.setdefault(tokens.choice, [])
-            assert tokens.sequence == len(output), "a token is repeated or lost"
-            assert (tokens.request_id, tokens.choice) not in self.ended_choices
-            output.extend(tokens.ids)
-            if tokens.finish_reason is not None:
-                self.ended_choices.add((tokens.request_id, tokens.choice))
-        for ending, reason in (
-            *((f, f.reason) for f in events.finished),
-            *((f, "failed") for f in events.failed),
-        ):
-            assert ending.request_id not in self.ended, "a request ended twice"
-            self.ended[ending.request_id] = reason
-            choices = self.outputs.get(ending.request_id, {})
-            assert ending.usage.completion_tokens == sum(map(len, choices.values()))
-            assert ending.usage.prompt_tokens == self.computed.get(ending.request_id, 0)
-            assert 0 <= ending.usage.cached_tokens <= ending.usage.prompt_tokens
-            if reason in {"stop", "length"}:
-                assert ending.usage.prompt_tokens == len(self.submits[ending.request_id].prompt)
-
-    @invariant()
-    def conserves(self) -> None:
-        self.scheduler.check()
-
-    def teardown(self) -> None:
-        for _ in range(2000):
-            if not self.scheduler.has_work:
-                break
-            for key in self.loading:
-                self.residency.finish_load(key)
-            self.loading.clear()
-            self.step()
-        assert not self.scheduler.has_work, "somebody starves"
-        self.scheduler.check()
-        assert self.ended.keys() == self.submits.keys()
-        for request_id, submit in self.submits.items():
-            if self.ended[request_id] in {"stop", "length"}:
-                adapter = submit.adapter and AdapterKey("t", submit.adapter)
-                for choice in range(submit.sampling.n):
-                    expected = expected_output(
-                        submit.prompt,
-                        adapter,
-                        submit.sampling.max_tokens,
-                        build.EOS,
-                        choice_seed(1, choice),
-                    )
-                    assert self.outputs[request_id][choice] == expected
-                    assert (request_id, choice) in self.ended_choices
-
-
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None
-)
-TestSchedulerMachine = SchedulerMachine.TestCase

@@ -25,9 +25,9 @@ class SteppedCosts(LinearCosts):
     """As hardware that computes 128 rows in the time of one."""
 
     def predict_chunks_ms(
-        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int
+        self, step: StepFeatures, chunk_tokens: NDArray[np.int64], start: int, longest: float
     ) -> Floats:
-        return self.constant_ms + 10.0 * -(-(step.num_tokens + chunk_tokens) // 128)
+        return self.constant_ms + 10.0 * np.ceil((step.num_tokens + chunk_tokens) / 128)
 
 
 @pytest.mark.parametrize(
@@ -37,27 +37,27 @@ def test_prompts_get_what_fits_into_the_slack_but_always_something(
     slack: float, expected: int
 ) -> None:
     budget = StepBudget(LinearCosts(constant_ms=1.0), build.config(min_prefill_tokens=8))
-    assert budget.prefill_tokens(step_of(3), slack, 96) == pytest.approx(expected, abs=4)
+    assert budget.prefill_tokens(step_of(3), slack, 96)[1] == pytest.approx(expected, abs=4)
 
 
 def test_a_step_ends_where_the_hardware_is_full_rather_than_just_behind_it() -> None:
     budget = StepBudget(SteppedCosts(), build.config())
-    assert budget.prefill_tokens(step_of(8), inf, 140) == 120
+    assert budget.prefill_tokens(step_of(8), inf, 140)[1] == 120
 
 
 def test_a_step_that_is_worth_it_goes_beyond_where_the_hardware_is_full() -> None:
     budget = StepBudget(SteppedCosts(constant_ms=30.0), build.config())
-    assert budget.prefill_tokens(step_of(8), inf, 240) == 240
+    assert budget.prefill_tokens(step_of(8), inf, 240)[1] == 240
 
 
 def test_what_does_not_fit_into_the_slack_is_not_taken_for_its_rate() -> None:
     budget = StepBudget(SteppedCosts(constant_ms=30.0), build.config())
-    assert budget.prefill_tokens(step_of(8), 45.0, 240) == 120
+    assert budget.prefill_tokens(step_of(8), 45.0, 240)[1] == 120
 
 
 def test_tokens_are_put_off_for_the_hardware_a_bounded_number_of_times_in_a_row() -> None:
     budget = StepBudget(SteppedCosts(), build.config())
-    sizes = [budget.prefill_tokens(step_of(8), inf, 140) for _ in range(2 * MAX_DEFERRALS + 2)]
+    sizes = [budget.prefill_tokens(step_of(8), inf, 140)[1] for _ in range(2 * MAX_DEFERRALS + 2)]
     assert sizes == [*[120] * MAX_DEFERRALS, 140] * 2
 
 

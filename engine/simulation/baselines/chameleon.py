@@ -1,7 +1,7 @@
 """Chameleon's queues by size (https://arxiv.org/abs/2411.17741): fair to sizes, not to tenants."""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +67,10 @@ class SizeQueues:
         """Forget a request that ended while it waited."""
         del self._queue(request)[request.key]
         del self._sizes[request.key]
+
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:  # noqa: ARG002  of the protocol
+        """Nobody asks: none of its requests has a deadline."""
+        return ()
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """Up to each queue's quota, then what is left."""

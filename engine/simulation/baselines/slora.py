@@ -6,7 +6,7 @@ who heads the queue and does not fit holds up all others.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionView, Blocked
@@ -51,6 +51,10 @@ class SloraFirstCome:
     def remove(self, request: Request) -> None:
         """Forget a request that ended while it waited."""
         del self._waiting[request.key]
+
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:  # noqa: ARG002  of the protocol
+        """Nobody asks: none of its requests has a deadline."""
+        return ()
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """Heads of the queue, while what would run fits the pool to its end."""

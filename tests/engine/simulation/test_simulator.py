@@ -6,6 +6,7 @@ from tests.engine.simulation import worlds
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
 from loraplex.engine.simulation.copies import CopyLink
+from loraplex.engine.simulation.devices import LinearTimes
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.experiment import CACHES, POLICIES, at_load, run_policy
 from loraplex.engine.simulation.metrics import measure
@@ -45,6 +46,18 @@ def test_every_adapter_is_copied_once_where_there_is_room_for_all(cache: str) ->
     run = run_policy(worlds.setup(worlds.requests(24, adapters=4)), "fcfs", cache)
     assert run.num_loads == 12  # each of three tenants uses each of four
     assert run.critical_bytes == 12 * 8000
+
+
+def test_where_copies_are_fast_preempted_requests_are_swapped_and_all_end_sooner() -> None:
+    crowd = tuple(replace(r, output_tokens=40) for r in worlds.requests(40, gap_s=0.0))
+    times = LinearTimes(10.0, 2.0, 1.0, 0.001)
+    alone = worlds.device(times=times, kv_tokens=128, kv_token_bytes=100, copy_bytes_per_s=1e7)
+    devices = alone, replace(alone, host_kv_tokens=1024)
+    setup = worlds.setup(crowd, kv_forecast=False)
+    runs = [run_policy(replace(setup, device=each), "fcfs") for each in devices]
+    assert runs[0].num_preempted > 0
+    assert [run.num_swapped > 0 for run in runs] == [False, True]
+    assert runs[1].duration_s < runs[0].duration_s
 
 
 class Link(CopyLink):

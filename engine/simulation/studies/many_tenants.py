@@ -80,20 +80,23 @@ def _print_waits(runs: Mapping[str, tuple[Run, Run]], below: set[str]) -> None:
     header = ("policy", "P50 calm, burst", "P99 calm, burst", "ratio of P99")
     rows = []
     for policy, both in runs.items():
-        rows.append(_wait_row(f"`{policy}`", [_ttft(run, below) for run in both]))
+        late = [float(np.percentile(_lateness(run, below), 99)) for run in both]
+        ttft = [_ttft(run, below) for run in both]
+        rows.append(_wait_row(f"`{policy}`", ttft, f"{late[0]:.0f}, {late[1]:.0f} s"))
         if policy == "fair":
-            rows.append(_wait_row("fluid, shared evenly", [_fluid(run, below) for run in both]))
+            fluid = [_fluid(run, below) for run in both]
+            rows.append(_wait_row("fluid, shared evenly", fluid, "–"))
     print_table((*header, "later than fluid, P99"), rows)
 
 
-def _wait_row(name: str, both: Sequence[Floats]) -> tuple[str, ...]:
+def _wait_row(name: str, both: Sequence[Floats], late: str) -> tuple[str, ...]:
     p50, p99 = ([float(np.percentile(each, p)) for each in both] for p in (50, 99))
     return (
         name,
         ", ".join(f"{value:.2f}" for value in p50) + " s",
         ", ".join(f"{value:.0f}" for value in p99) + " s",
         f"{p99[1] / p99[0]:.2f}" if p99[0] else "–",
-        "",
+        late,
     )
 
 
@@ -135,9 +138,23 @@ def _ttft(run: Run, tenants: set[str]) -> Floats:
 
 
 def _fluid(run: Run, tenants: set[str]) -> Floats:
+    return np.array([wait_s for record, wait_s in _fluid_waits(run) if record.tenant in tenants])
+
+
+def _lateness(run: Run, tenants: set[str]) -> Floats:
+    """How much later than in the fluid machine first tokens came."""
+    late = (
+        record.ttft_s - wait_s
+        for record, wait_s in _fluid_waits(run)
+        if record.tenant in tenants and record.ttft_s is not None
+    )
+    return np.maximum(np.fromiter(late, float), 0.0)
+
+
+def _fluid_waits(run: Run) -> list[tuple[Record, float]]:
     records: list[Record] = sorted(run.records, key=lambda record: record.arrival_s)
     waits = fluid_waits_s([(r.arrival_s, r.tenant, r.machine_ms / 1e3) for r in records])
-    return np.array([w for r, w in zip(records, waits, strict=True) if r.tenant in tenants])
+    return list(zip(records, waits, strict=True))
 
 
 def _draw_ttft(axes: Sequence["Axes"], cdfs: Mapping[str, Sequence[Floats]]) -> None:

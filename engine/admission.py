@@ -24,6 +24,8 @@ class Blocked(Enum):
 
 WAITS_FOR_COPIES = frozenset({Blocked.LOADING, Blocked.TRANSFERS})
 """What is over by itself, whoever runs meanwhile."""
+WAITS_FOR_ROOM = frozenset({Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY, Blocked.TRANSFERS})
+"""What others may take, if they start before."""
 _REASONS: Mapping[Blocked, Reason] = {
     Blocked.SLOTS: "slot",
     Blocked.KV_BLOCKS: "kv",
@@ -47,6 +49,11 @@ class AdmissionView(Protocol):
     def adapter_state(self, request: Request) -> State:
         """Where its adapter is; RESIDENT for the base model, ABSENT while it is prefetched and no
         request has needed it yet."""
+        ...
+
+    @property
+    def adapters_version(self) -> int:
+        """A number that changes with `adapter_state` of any request."""
         ...
 
     def fits(self, request: Request) -> bool:

@@ -1,25 +1,29 @@
 """Turns a plan into device tensors: the one place where a step's data moves to the device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.lora_linear import AdapterRows, LoraRows
-from loraplex.engine.plan import Chunk, StepPlan
-from loraplex.engine.sampling_rows import SamplingRows, sampling_rows
+from loraplex.engine.plan import Roster, StepPlan
+from loraplex.engine.sampling_rows import SampledSpecs, SamplingRows, sampling_rows
 from loraplex.kernels.attention_plan import (
     AttentionMetadata,
     KvLayout,
-    Span,
+    Spans,
     Window,
     plan_attention,
 )
 from loraplex.kernels.lora_cpu import CpuLora
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,10 @@ class StepBatch:
     body: LoraRows
     head: LoraRows
     """Adapters of the sampled rows alone."""
-    request_ids: tuple[str, ...]
-    """Of the sampled rows."""
     sampled_keys: tuple[str, ...]
-    """The same in the order of the plan."""
+    """`Request.key` of those that sample, in the order of the plan."""
+    places: Ints
+    """``[n]``: where each sampled row stands in that order."""
     sampling: SamplingRows
     """How the sampled rows are drawn."""
 
@@ -57,64 +61,161 @@ class BatchLayout:
     """The compiled kernel of adapters, on CPUs that have one."""
 
 
-def build_batch(
-    plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights], layout: BatchLayout
-) -> StepBatch:
-    """Lay out the plan's chunks as rows, in order.
+class BatchBuilder:
+    """Lays out plans as rows. As long as the same choices decode and nothing else runs, the rows of
+    adapters are those of the step before."""
 
-    Args:
-        plan: at least one chunk.
-        adapters: weights of every adapter that the plan uses, on the device.
-        layout: of the engine.
-    """
-    chunks = plan.chunks
-    lengths = [len(chunk.token_ids) for chunk in chunks]
-    ends = list(accumulate(lengths))
-    sampling = [(end - 1, chunk) for end, chunk in zip(ends, chunks, strict=True) if chunk.sample]
-    spans = [
-        Span(chunk.start, length, chunk.block_table)
-        for chunk, length in zip(chunks, lengths, strict=True)
-    ]
-    positions = chain.from_iterable(range(span.start, span.start + span.length) for span in spans)
+    def __init__(self, layout: BatchLayout) -> None:
+        self._layout = layout
+        self._roster: Roster | None = None
+        """Of the step before, if it had no prompts; `_lora` is what it gave."""
+        self._lora = LoraRows(0, ())
 
-    def to_device(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(layout.device)
+    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
+        """Lay out a plan that computes something.
 
-    return StepBatch(
-        input_ids=to_device([*chain.from_iterable(chunk.token_ids for chunk in chunks)]),
-        positions=to_device([*positions]),
-        sampled_rows=to_device([row for row, _ in sampling]),
-        attention=plan_attention(
-            spans, layout.kv, layout.windows, dtype=layout.dtype, device=layout.device
-        ),
-        body=_lora_rows(chunks, lengths, adapters, layout.cpu_lora),
-        head=_lora_rows(
-            [chunk for _, chunk in sampling], [1] * len(sampling), adapters, layout.cpu_lora
-        ),
-        request_ids=tuple(chunk.request_id for _, chunk in sampling),
-        sampled_keys=plan.sampled_keys,
-        sampling=sampling_rows(
-            [c.sample for c in chunks if c.sample], layout.vocab_size, layout.device
-        ),
-    )
+        ``adapters`` has the weights of every adapter that the plan uses, on the device.
+        """
+        layout = self._layout
+        parts = _Parts.of(plan)
+        samples = parts.samples.nonzero()[0]
+        body, head = self._lora_rows(plan, parts, adapters)
+        return StepBatch(
+            input_ids=self._to_device(parts.token_ids()),
+            positions=self._to_device(parts.positions()),
+            sampled_rows=self._to_device(parts.lengths.cumsum()[samples] - 1),
+            attention=plan_attention(
+                Spans(parts.starts, parts.lengths, parts.block_tables),
+                layout.kv,
+                layout.windows,
+                dtype=layout.dtype,
+                device=layout.device,
+            ),
+            body=body,
+            head=head,
+            sampled_keys=plan.sampled_keys,
+            places=parts.places[samples],
+            sampling=sampling_rows(
+                SampledSpecs.of_plan(plan).in_order(parts.places[samples]),
+                layout.vocab_size,
+                layout.device,
+            ),
+        )
+
+    def _lora_rows(
+        self, plan: StepPlan, parts: "_Parts", adapters: Mapping[AdapterKey, AdapterWeights]
+    ) -> tuple[LoraRows, LoraRows]:
+        roster = plan.decodes.roster
+        if plan.prefills:
+            self._roster = None
+            keys, cpu_lora = list(plan.adapters()), self._layout.cpu_lora
+            weights = [None if key is None else adapters[key] for key in keys]
+            of_body = np.bincount(parts.groups, parts.lengths, len(keys))
+            of_head = np.bincount(parts.groups, parts.samples, len(keys))
+            return _rows(weights, of_body, cpu_lora), _rows(weights, of_head, cpu_lora)
+        if roster is not self._roster:
+            weights = [None if key is None else adapters[key] for key in roster.adapters]
+            self._lora = _rows(weights, roster.lengths, self._layout.cpu_lora)
+            self._roster = roster
+        return self._lora, self._lora
+
+    def _to_device(self, values: Ints) -> Tensor:
+        # What a plan holds is read-only, which torch does not know.
+        return torch.tensor(values).to(self._layout.device)
 
 
-def _lora_rows(
-    chunks: Sequence[Chunk],
-    lengths: Sequence[int],
-    adapters: Mapping[AdapterKey, AdapterWeights],
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Decodes and chunks of a plan, in the order of rows. Arrays have one entry for each part."""
+
+    plan: StepPlan
+    order: Ints
+    """Which part of the plan comes when: decodes are its first, then chunks."""
+    groups: Ints
+    """Numbers of their adapters in `StepPlan.adapters`, rising."""
+    starts: Ints
+    lengths: Ints
+    samples: NDArray[np.bool_]
+    places: Ints
+    """Of those that sample, their place in `StepPlan.sampled_keys`."""
+    block_tables: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> "_Parts":
+        decodes, chunks = plan.decodes, plan.prefills
+        numbers = plan.adapters()
+        of_runs = [numbers[adapter] for adapter in decodes.roster.adapters]
+        of_decodes = np.array(of_runs, np.int64).repeat(decodes.roster.lengths)
+        groups = _joined(of_decodes, [numbers[chunk.adapter] for chunk in chunks])
+        samples = _joined(
+            np.ones(len(decodes), np.bool_), [chunk.sample is not None for chunk in chunks]
+        )
+        order = groups.argsort(kind="stable")
+        return cls(
+            plan=plan,
+            order=order,
+            groups=groups[order],
+            starts=_joined(decodes.positions, [chunk.start for chunk in chunks])[order],
+            lengths=_joined(
+                np.ones(len(decodes), np.int64), [len(chunk.token_ids) for chunk in chunks]
+            )[order],
+            samples=samples[order],
+            places=(samples.cumsum() - 1)[order],
+            block_tables=_block_tables(plan)[order],
+        )
+
+    def token_ids(self) -> Ints:
+        """Of all rows."""
+        return self._of_rows(self.plan.decodes.token_ids, [c.token_ids for c in self.plan.prefills])
+
+    def positions(self) -> Ints:
+        """Of all rows."""
+        chunks = self.plan.prefills
+        spans = [range(c.start, c.start + len(c.token_ids)) for c in chunks]
+        return self._of_rows(self.plan.decodes.positions, spans)
+
+    def _of_rows(self, of_decodes: Ints, of_chunks: list[Any]) -> Ints:
+        if not of_chunks:
+            return of_decodes[self.order]
+        first_rows = np.empty_like(self.order)
+        first_rows[self.order] = self.lengths.cumsum() - self.lengths
+        values = np.empty(int(self.lengths.sum()), np.int64)
+        values[first_rows[: len(of_decodes)]] = of_decodes
+        for first, chunk in zip(first_rows[len(of_decodes) :].tolist(), of_chunks, strict=True):
+            values[first : first + len(chunk)] = chunk
+        return values
+
+
+def _joined(of_decodes: NDArray[Any], of_chunks: list[Any]) -> NDArray[Any]:
+    if not of_chunks:
+        return of_decodes
+    return np.concatenate((of_decodes, np.array(of_chunks, of_decodes.dtype)))
+
+
+def _block_tables(plan: StepPlan) -> NDArray[np.int32]:
+    """Of decodes, then chunks, [parts, blocks]; 0 or -1 beyond a part's own."""
+    of_decodes, chunks = plan.decodes.block_tables, plan.prefills
+    if not chunks:
+        return of_decodes
+    width = max(of_decodes.shape[1], *(len(chunk.block_table) for chunk in chunks))
+    tables = np.zeros((len(of_decodes) + len(chunks), width), np.int32)
+    tables[: len(of_decodes), : of_decodes.shape[1]] = of_decodes
+    for table, chunk in zip(tables[len(of_decodes) :], chunks, strict=True):
+        table[: len(chunk.block_table)] = chunk.block_table
+    return tables
+
+
+def _rows(
+    weights: list[AdapterWeights | None],
+    num_rows: NDArray[Any],
     cpu_lora: CpuLora | None,
 ) -> LoraRows:
-    """Join neighbouring chunks of one adapter, so that its weights are read once."""
-    ranges: list[AdapterRows] = []
-    row = 0
-    for chunk, length in zip(chunks, lengths, strict=True):
-        end = row + length
-        if chunk.adapter is not None:
-            weights = adapters[chunk.adapter]
-            if ranges and ranges[-1].end == row and ranges[-1].weights is weights:
-                ranges[-1] = ranges[-1]._replace(end=end)
-            else:
-                ranges.append(AdapterRows(row, end, weights))
-        row = end
-    return LoraRows.of(row, ranges, cpu_lora)
+    """Rows of each adapter, or None for the base model's, one after the other."""
+    ends = num_rows.astype(np.int64).cumsum().tolist()
+    starts = [0, *ends]
+    ranges = [
+        AdapterRows(start, end, of_adapter)
+        for start, end, of_adapter in zip(starts, ends, weights, strict=False)
+        if of_adapter is not None and end > start
+    ]
+    return LoraRows.of(ends[-1] if ends else 0, ranges, cpu_lora)

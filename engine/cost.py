@@ -149,7 +149,7 @@ class CostModel:
         Returns ms, float64 of shape (k,), never negative.
         """
         sizes = np.asarray(chunk_tokens, np.float64)
-        buckets = ((step.num_tokens + sizes) / _BUCKET_TOKENS).astype(np.intp)
+        buckets = ((step.num_tokens + sizes - 1.0) / _BUCKET_TOKENS).astype(np.intp)
         factors = self._factors.take(buckets, mode="clip")
         return self._terms.chunks_ms(step, sizes, start, longest) * factors
 
@@ -204,11 +204,16 @@ class CostModel:
         """
         if not len(rows):
             return np.zeros(0)
-        time = self._terms.rows_ms(rows)
-        held = rows.held_tokens()
+        time, held = self._terms.rows_ms(rows), rows.held_tokens()
         total = float(time.sum())
-        claim = np.maximum(time / total if total > 0 else 1.0 / len(rows), held / held.sum())
-        return np.asarray(claim * (step_ms / claim.sum()))
+        if total > 0:
+            time /= total
+        else:
+            time[:] = 1.0 / len(rows)
+        held /= held.sum()
+        claim = np.maximum(time, held)
+        claim *= step_ms / claim.sum()
+        return claim
 
     def to_json(self) -> bytes:
         """Return all that was learned, but for the newest errors."""
@@ -347,4 +352,5 @@ class CostModel:
 
 
 def _bucket(num_tokens: int) -> int:
-    return min(num_tokens // _BUCKET_TOKENS, _NUM_BUCKETS - 1)
+    """Of numbers of tokens up to a multiple, since that is where hardware is full."""
+    return min(max(0, num_tokens - 1) // _BUCKET_TOKENS, _NUM_BUCKETS - 1)

@@ -51,8 +51,11 @@ class Rows(NamedTuple):
 
     def held_tokens(self) -> Floats:
         """Tokens that each has in the KV cache after the step: decodes, then chunks."""
+        of_decodes = self.start + 1.0
+        if not self.chunks:
+            return of_decodes
         of_chunks = [chunk.start + chunk.num_tokens for chunk in self.chunks]
-        return np.concatenate((self.start + 1.0, of_chunks))
+        return np.concatenate((of_decodes, of_chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,8 @@ class CostTerms:
         decodes_ms = rows.start * self.kv_token_ms
         decodes_ms += rows.rank * self.rank_ms
         decodes_ms += share_ms + self.token_ms + self.decode_ms
+        if not rows.chunks:
+            return decodes_ms
         num_prompts = sum(not chunk.is_decode for chunk in rows.chunks)
         prompt_ms = self.prompts_ms / max(1, num_prompts)
         chunks_ms = [

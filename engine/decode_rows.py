@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.cost_features import Floats
+from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.plan import SAMPLING, Decodes, Roster, no_decodes
 from loraplex.engine.request import Request
 
@@ -37,8 +38,8 @@ class Selection:
     """[runs]: rows of each of the roster's adapters."""
     groups: NDArray[np.intp]
     """[runs]: numbers of these adapters, rising; 0 is the base model's."""
-    ranks: Floats
-    """[runs]: what each adds to a step; 0 for the base model."""
+    rank_parts: Floats
+    """[n]: each row's part of what its adapter adds to a step; 0 for the base model."""
     sum_rank: float
     num_adapters: int
     """Without the base model."""
@@ -143,13 +144,15 @@ class DecodeRows:
         requests: list[Request] = self._requests[by_admission].tolist()
         return requests
 
-    def extended(self, requests: Sequence[Request]) -> None:
-        """Their block tables have grown by one block each."""
+    def grow(self, requests: Sequence[Request], pool: BlockPool) -> None:
+        """Give each another block; there must be as many."""
+        blocks = pool.grow([request.block_table for request in requests])
         rows = [request.row for request in requests]
-        columns = self._room[rows] // self._block_size
-        self._widen(int(columns.max(initial=0)) + 1)
-        self._block_tables[rows, columns] = [request.block_table[-1] for request in requests]
-        self._room[rows] += self._block_size
+        room = self._room[rows]
+        columns = room // self._block_size
+        self._widen(int(columns.max()) + 1)
+        self._block_tables[rows, columns] = blocks
+        self._room[rows] = room + self._block_size
 
     def replaced(self, request: Request) -> None:
         """Its block table has other blocks."""
@@ -261,7 +264,7 @@ class DecodeRows:
             roster=roster,
             lengths=lengths,
             groups=groups[starts].astype(np.intp),
-            ranks=ranks,
+            rank_parts=(ranks / lengths).repeat(lengths),
             sum_rank=float(ranks.sum()),
             num_adapters=int(np.count_nonzero(groups[starts])),
             specs=self._has_spec[rows].nonzero()[0].tolist(),

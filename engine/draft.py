@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.cost_features import Floats, Row, Rows, StepFeatures
+from loraplex.engine.cost_features import Row, Rows, StepFeatures
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.plan import BlockCopy, Chunk, Preempted, StepPlan
 from loraplex.engine.request import Request
@@ -105,23 +105,21 @@ class Draft:
     def rows(self) -> Rows:
         """What each part of the step asks of the machine: of the selected, then of the chunks."""
         selection = self.selection
+        start, rank = self.decodes.positions.astype(np.float64), selection.rank_parts
+        if not self.chunks:
+            return Rows(start, rank, ())
         runs = [None if c.adapter is None else self._run(c.adapter) for c in self.chunks]
-        of_run: Floats = selection.lengths.astype(np.float64)
-        alone = Counter[AdapterKey | None]()
-        for chunk, run in zip(self.chunks, runs, strict=True):
-            if run is None:
-                alone[chunk.adapter] += 1
-            else:
-                of_run[run] += 1
+        sharing = Counter(chunk.adapter for chunk in self.chunks)
         chunks = []
         for chunk, run, request in zip(self.chunks, runs, self.prefilling, strict=True):
-            rank = request.submission.rank / (alone[chunk.adapter] if run is None else of_run[run])
-            chunks.append(Row(len(chunk.token_ids), chunk.start, rank, is_decode(chunk)))
-        return Rows(
-            start=self.decodes.positions.astype(np.float64),
-            rank=(selection.ranks / of_run).repeat(selection.lengths),
-            chunks=chunks,
-        )
+            others = 0 if run is None else int(selection.lengths[run])
+            part = request.submission.rank / (sharing[chunk.adapter] + others)
+            chunks.append(Row(len(chunk.token_ids), chunk.start, part, is_decode(chunk)))
+            if run is not None:
+                first = int(selection.roster.starts[run])
+                rank = rank.copy()
+                rank[first : first + others] = part
+        return Rows(start, rank, chunks)
 
     def plan(self, step: int) -> StepPlan:
         """The finished plan."""

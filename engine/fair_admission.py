@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from loraplex.engine.admission import AdmissionView, Blocked
-from loraplex.engine.fair_queue import FairQueue, FairSettings
+from loraplex.engine.fair_queue import FairQueue
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.request import Request
 
 

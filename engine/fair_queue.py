@@ -2,13 +2,15 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from loraplex.adapters.residency import State
-from loraplex.engine.admission import AdmissionView, Blocked
+from loraplex.engine.admission import WAITS_FOR_ROOM, AdmissionView, Blocked
 from loraplex.engine.ahead import ahead_by_share
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.fairness import FairShare
+from loraplex.engine.holds import Holds
+from loraplex.engine.programs import Programs
 from loraplex.engine.request import Request, Status
 from loraplex.engine.tenant_queue import TenantQueue
 from loraplex.engine.waits import WaitClock
@@ -19,27 +21,8 @@ _MAX_GAP_TENANTS = 64
 """Tenants that are looked at for a request that fills a gap, each time."""
 _NUM_AHEAD = 4
 """Requests of one tenant that are told as upcoming."""
-_MAX_PROGRAMS = 4096
-
-_KEEPS_BEFORE_ALL = frozenset({Blocked.KV_BLOCKS, Blocked.ADAPTER_MEMORY, Blocked.TRANSFERS})
-"""What those wait for who come before all others: memory is kept for them meanwhile."""
 
 _Head = tuple[bool, int, float, str, Request]
-
-
-@dataclass(frozen=True, slots=True)
-class FairSettings:
-    """Caps from which the bound on unfairness follows; see `FairShare`."""
-
-    quantum_ms: float
-    """What a refill gives a tenant of weight 1."""
-    overdraft_ms: float
-    """How far gaps may be filled on credit, and what one request may make others compute again."""
-    max_skips: int
-    """Times that a request may be overtaken within its tenant, and by others while memory is being
-    kept for it."""
-    max_open: int
-    """Requests that run or whose adapters are on their way."""
 
 
 class FairQueue:
@@ -62,13 +45,12 @@ class FairQueue:
         """Tenants all of whose requests wait for adapters that are on their way: they compete for
         nothing."""
         self._committed: OrderedDict[str, Request] = OrderedDict()
-        self._attained_ms: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """What programs have had of the machine, those that run by prediction; the newest."""
-        self._expected_ms: dict[str, float] = {}
-        """Of requests of programs, from their charge to their end."""
+        self._programs = Programs()
         self._reserved: Request | None = None
         self._skips: dict[str, int] = {}
         """Of requests for which memory is being kept: how often others have filled the gap."""
+        self._holds = Holds(settings.max_drain_ms)
+        self._credit_ms = 0.0
         self._num_queued = 0
         self._refusal: Blocked | None = None
         self._now = 0.0
@@ -132,7 +114,7 @@ class FairQueue:
         if self._committed.pop(request.key, None) is not None:
             self._close(request)
         else:
-            tenant = _tenant(request)
+            tenant = request.tenant
             self._tenants[tenant].remove(request)
             self._left(tenant)
         self._share.forget(request.key)
@@ -147,27 +129,27 @@ class FairQueue:
             yield request
             if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
                 return
-            if self._refusal in _KEEPS_BEFORE_ALL:
+            if self._refusal in WAITS_FOR_ROOM:
                 first = first or request
         if first is None:
             for request in self._in_turn(view):
                 yield request
-                if self._keeps_memory():
+                if self._keeps_memory() and not self._is_held(request, view):
                     first = request
                     break
+            else:
+                yield from self._on_credit(view)
         if first is not None:
-            if self._reserved is None and first.key not in self._committed:
-                self._reserved = first
             yield from self._gap_fillers(first, view)
 
     def admitted(self, request: Request) -> None:
         """The candidate runs. The first that uses a prefetched adapter pays for its load."""
         self._refusal = None
+        load_ms = self._load_ms(request)
         if self._committed.pop(request.key, None) is None:
-            load_ms = self._load_ms(request)
             self._charge(request)
-            if load_ms:
-                self._share.use(request.key, load_ms)
+        if load_ms:
+            self._share.use(request.key, load_ms)
         self._unreserve(request)
 
     def blocked(self, request: Request, by: Blocked) -> None:
@@ -204,7 +186,7 @@ class FairQueue:
     def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:
         """Charge a request for pushing out another. Within a tenant that is free, since the victim
         is charged for all of it when it is admitted again, and only then."""
-        if _tenant(request) == _tenant(victim):
+        if request.tenant == victim.tenant:
             return True
         return self._share.prepay(request.key, victim.key, recompute_ms)
 
@@ -235,13 +217,13 @@ class FairQueue:
         """Requests that were charged or held a reservation before this step."""
         for request in list(self._committed.values()):
             state = view.adapter_state(request)
-            if state is State.ABSENT and self._share.is_resumed(request.key):
+            if self._share.is_resumed(request.key) and view.load_ms(request) > 0:
                 self._uncommit(request)  # a charge covers one load of its adapter
             elif state is not State.LOADING:
                 yield request
         if self._reserved is None:
             return
-        tenant = _tenant(self._reserved)
+        tenant = self._reserved.tenant
         may_go = self._tenants[tenant].may_overtake(self._reserved, view.adapter_state)
         if not may_go or not self._share.is_eligible(tenant):
             # Its tenant's oldest must wait no longer, or it has used more than was predicted.
@@ -269,12 +251,43 @@ class FairQueue:
             yield request
             if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
                 return
-            # One that waits for the budget of transfers stays eligible, which holds refills up.
-            if self._refusal is not Blocked.TRANSFERS and self._share.is_eligible(tenant):
+            # One that could not start stays eligible, which holds refills up.
+            if self._refusal not in WAITS_FOR_ROOM and self._share.is_eligible(tenant):
                 self._push_head(heads, tenant, view)
 
+    def _is_held(self, request: Request, view: AdmissionView) -> bool:
+        """True if others are not drained for the candidate that was just refused, yet."""
+        if self._refusal is not Blocked.ADAPTER_MEMORY:
+            return False
+        drain_ms = self._holds.drain_ms(request, view, self._now)
+        self._credit_ms = max(self._credit_ms, drain_ms)
+        return drain_ms > 0
+
+    def _on_credit(self, view: AdmissionView) -> Iterator[Request]:
+        """Meanwhile requests on resident adapters, of tenants whose turn it is not; each may use
+        about what a drain would cost."""
+        if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
+            return
+        credit_ms, self._credit_ms = self._credit_ms, 0.0
+        for tenant in self._share.next_tenants(_MAX_GAP_TENANTS):
+            while credit_ms and not self._share.is_eligible(tenant) and tenant in self._tenants:
+                request = self._tenants[tenant].first(view.adapter_state, resident_only=True)
+                if (
+                    request is None
+                    or not view.fits(request)
+                    or self._share.num_open >= self._settings.max_open
+                    or self._share.deficit_ms(tenant) - self._cost_ms(request, view) <= -credit_ms
+                ):
+                    break
+                yield request
+                if self._refusal is not None:
+                    return
+
     def _gap_fillers(self, first: Request, view: AdmissionView) -> Iterator[Request]:
-        """Requests on resident adapters that will have ended before `first` can start."""
+        """Requests on resident adapters that will have ended before `first` can start, for which
+        memory is being kept from now on."""
+        if self._reserved is None and first.key not in self._committed:
+            self._reserved = first
         wait_ms: float | None = None
         kept = [request for request in (first, self._reserved) if request is not None]
         eligible = self._share.eligible
@@ -287,7 +300,7 @@ class FairQueue:
             ):
                 return
             queue = self._tenants[tenant]
-            is_own = any(tenant == _tenant(each) for each in kept)
+            is_own = any(tenant == each.tenant for each in kept)
             # What memory is kept for will overtake its tenant's oldest too, if it is another.
             if tenant in self._parked or (is_own and queue.num_skips + 1 >= queue.max_skips):
                 continue
@@ -305,13 +318,13 @@ class FairQueue:
                 self._skips |= {each.key: self.num_skips(each) + 1 for each in kept}
 
     def _may_fill(self, request: Request, view: AdmissionView) -> bool:
-        tenant = _tenant(request)
+        tenant = request.tenant
         if self._share.is_eligible(tenant):
             return True
         return self._share.may_fill_gap(tenant, self._cost_ms(request, view))
 
     def _push_head(self, heads: list[_Head], tenant: str, view: AdmissionView) -> None:
-        request = self._tenants[tenant].first(view.adapter_state)
+        request = self._tenants[tenant].first_known(view.adapter_state, view.adapters_version)
         if request is None:
             self._parked.add(tenant)
             self._share.stop_waiting(tenant)
@@ -323,26 +336,22 @@ class FairQueue:
     def _unpark(self, view: AdmissionView) -> None:
         for tenant in sorted(self._parked):
             queue = self._tenants[tenant]
-            if queue.first(view.adapter_state) is not None:
+            if queue.first_known(view.adapter_state, view.adapters_version) is not None:
                 self._parked.remove(tenant)
                 self._share.wait(tenant, queue.weight)
 
     def _charge(self, request: Request) -> None:
         """It leaves its tenant's queue and is charged for all of it."""
         assert self._view is not None
-        tenant, cost_ms = _tenant(request), self._cost_ms(request, self._view)
+        tenant, cost_ms = request.tenant, self._cost_ms(request, self._view)
         self._tenants[tenant].take(request)
         self._share.charge(request.key, tenant, cost_ms)
-        if request.submission.submit.program:
-            self._expected_ms[request.key] = cost_ms
-            self._attain(request, cost_ms)
+        self._programs.charged(request, cost_ms)
         self._left(tenant)
 
     def _close(self, request: Request) -> None:
         """Give back what it did not use."""
-        used_ms = self._share.close(request.key)
-        if request.submission.submit.program:
-            self._attain(request, used_ms - self._expected_ms.pop(request.key))
+        self._programs.closed(request, self._share.close(request.key))
 
     def _uncommit(self, request: Request) -> None:
         """It waits for its tenant's turn again, before the tenant's others."""
@@ -350,19 +359,14 @@ class FairQueue:
         self._close(request)
         self.put_back(request)
 
-    def _attain(self, request: Request, ms: float) -> None:
-        key = _tenant(request), request.submission.submit.program
-        self._attained_ms[key] = self._attained_ms.pop(key, 0.0) + ms
-        if len(self._attained_ms) > _MAX_PROGRAMS:
-            self._attained_ms.popitem(last=False)
-
     def _unreserve(self, request: Request) -> None:
         self._skips.pop(request.key, None)
+        self._holds.forget(request)
         if request is self._reserved:
             self._reserved = None
 
     def _queue_of(self, request: Request) -> TenantQueue:
-        tenant = _tenant(request)
+        tenant = request.tenant
         queue = self._tenants.get(tenant)
         if queue is None:
             clock = WaitClock(self._now, request.clock.leader)
@@ -370,13 +374,13 @@ class FairQueue:
                 request.submission.submit.weight,
                 clock,
                 self._settings.max_skips,
-                lambda program: self._attained_ms.get((tenant, program), 0.0),
+                lambda program: self._programs.attained_ms(tenant, program),
             )
             self._tenants[tenant] = queue
         return queue
 
     def _joined(self, request: Request, queue: TenantQueue) -> None:
-        tenant = _tenant(request)
+        tenant = request.tenant
         self._num_queued += 1
         request.clock.follow(queue.clock, self._now)
         if tenant not in self._parked:
@@ -394,7 +398,3 @@ class FairQueue:
         queue = self._tenants.get(tenant)
         if queue is not None:
             queue.clock.switch(None if eligible else "share", self._now)
-
-
-def _tenant(request: Request) -> str:
-    return request.submission.submit.tenant

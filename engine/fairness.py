@@ -7,19 +7,20 @@ when it is admitted, corrected by what is measured while it runs, and what was n
 back at its end; and deficits are refilled only when no tenant that waits is eligible, by as many
 quanta at once as make one eligible.
 
-With the quantum Q, the overdraft D and, of tenant f, the weight w, the cap N on charges that are
-open at a time, and the cap C on what one costs,
+With the quantum Q, the overdraft D, the largest credit E on which a request is charged (at least
+D) and, of tenant f, the weight w, the cap N on charges that are open at a time, and the cap C on
+what one costs,
 
-    -(N (C + D) + D)  <  deficit  <=  Q w + N C
+    -(N (C + D) + E)  <  deficit  <=  Q w + N C
 
-From below: a tenant is charged for a request only while its deficit is positive, or to fill gaps
-above -D. Take from the deficit what its open charges may yet add to it: a new charge moves this to
-no less than -N (C + D) - D, and nothing else makes it smaller. From above: add to the deficit what
+From below: a tenant is charged for a request only while its deficit is positive, or above -E.
+Take from the deficit what its open charges may yet add to it: a new charge moves this to
+no less than -N (C + D) - E, and nothing else makes it smaller. From above: add to the deficit what
 its open charges may yet give back; only refills raise this, and they happen at deficits of 0 or
 less, by steps that end at Q w or below. While two tenants wait both get the same quanta, so what
 they are charged or use meanwhile differs, by weight, by at most the sum of both widths:
 
-    |W_f / w_f - W_g / w_g|  <=  2 Q + (U_f + D) / w_f + (U_g + D) / w_g,   U = N (2 C + D)
+    |W_f / w_f - W_g / w_g|  <=  2 Q + (U_f + E) / w_f + (U_g + E) / w_g,   U = N (2 C + D)
 
 The order in which eligible tenants are served does not enter. `docs/scheduling.md` has the proof.
 """

@@ -62,7 +62,7 @@ class FirstTokens:
         deadline_ms, request = submission.submit.ttft_deadline_ms, submission.open[0]
         if deadline_ms is None:
             return
-        shortest_ms = self._prompt_ms(self._missing_tokens(request), _IDLE)
+        shortest_ms = self._own_ms(request, _IDLE)
         if shortest_ms > deadline_ms:
             raise DeadlineUnreachable(
                 f"the first token would come after {shortest_ms:.0f} ms even if nothing else ran, "
@@ -84,8 +84,14 @@ class FirstTokens:
         them."""
         while self._latest_starts and self._latest_starts[0][0] < now:
             *_, submission = heappop(self._latest_starts)
-            if _may_be_late(submission):
-                deadline_ms = submission.submit.ttft_deadline_ms or 0.0
+            if not _may_be_late(submission):
+                continue
+            deadline_ms = submission.submit.ttft_deadline_ms or 0.0
+            due_s = submission.arrival_s + deadline_ms / 1e3
+            latest_s = due_s - self._own_ms(submission.open[0], _IDLE) / 1e3
+            if latest_s >= now:
+                self._watch(submission, latest_s)  # more of its prompt has been cached since
+            else:
                 late_ms = self._first_token_ms(submission.open[0]) - deadline_ms
                 yield (
                     submission,
@@ -128,7 +134,7 @@ class FirstTokens:
             * sum(map(self._outlook.rough_ms, before)),
             self._outlook.missing_bytes(request) * self._load_ms_per_byte,
         )
-        return wait_ms + self._prompt_ms(self._missing_tokens(request), beside)
+        return wait_ms + self._own_ms(request, beside)
 
     def _share_to_end(self, request: Request, before: list[Request], num_running: int) -> float:
         """The share of those before it, running or not, that must end until there is a slot for it,
@@ -141,9 +147,10 @@ class FirstTokens:
         num_blocks = sum(blocks[num_running:]) + own_blocks - self._outlook.num_free_blocks
         return min(1.0, max(0.0, num_slots / len(before), num_blocks / sum(blocks)))
 
-    def _missing_tokens(self, request: Request) -> int:
-        """Those that are not in the prefix cache now."""
-        return request.num_tokens - self._outlook.cached_tokens(request)
+    def _own_ms(self, request: Request, beside: StepFeatures) -> float:
+        """What its own prompt takes, as far as it is not cached."""
+        num_tokens = request.num_tokens - self._outlook.cached_tokens(request)
+        return self._prompt_ms(num_tokens, beside)
 
     def _prompt_ms(self, num_tokens: int, beside: StepFeatures) -> float:
         """Time of the steps that compute so many tokens of prompts beside what decodes."""

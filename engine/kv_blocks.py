@@ -62,6 +62,17 @@ class BlockPool:
             self._num_holders[block] = 1
             block_table.append(block)
 
+    def grow(self, block_tables: Sequence[list[int]]) -> list[int]:
+        """Extend each table by one block in place; needs as many free blocks. Return the blocks."""
+        num_missing = len(block_tables) - len(self._free)
+        if num_missing > 0:
+            self._evict(num_missing)
+        blocks = [self._free.pop() for _ in block_tables]
+        for block, block_table in zip(blocks, block_tables, strict=True):
+            self._num_holders[block] = 1
+            block_table.append(block)
+        return blocks
+
     def share(self, block_table: list[int], blocks: Sequence[int]) -> None:
         """Append blocks to `block_table` in place that are cached, or that others hold too."""
         for block in blocks:

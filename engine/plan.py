@@ -149,9 +149,14 @@ class Decodes:
 
 def no_decodes() -> Decodes:
     """Of a step in which nobody decodes."""
-    none = np.zeros(0, np.int64)
-    roster = Roster((), (), np.zeros(0, np.intp), none, np.zeros(0, SAMPLING))
-    return Decodes(roster, none, none, np.zeros((0, 0), np.int32), {})
+    none, no_sampling, no_blocks = (
+        np.zeros(0, np.int64),
+        np.zeros(0, SAMPLING),
+        np.zeros((0, 0), "i4"),
+    )
+    for array in (none, no_sampling, no_blocks):
+        array.setflags(write=False)
+    return Decodes(Roster((), (), none, none, no_sampling), none, none, no_blocks, {})
 
 
 class Preempted(NamedTuple):

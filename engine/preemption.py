@@ -81,6 +81,5 @@ class Preemption:
         for request in requests:
             if self._blocks.enter(request):
                 self._decoding.replaced(request)
-            self._pool.extend(request.block_table, request.num_tokens)
         if requests:
-            self._decoding.extended(requests)
+            self._decoding.grow(requests, self._pool)

@@ -9,6 +9,13 @@ from loraplex.engine.protocol import Submit
 from loraplex.engine.request import choice_key
 
 
+def refuse_open(submit: Submit, submissions: Container[str], choices: Container[str]) -> None:
+    """Raise RequestRefused if the request, or one that has the name of a choice of it, is open."""
+    keys = (choice_key(submit.request_id, choice) for choice in range(submit.sampling.n))
+    if submit.request_id in submissions or any(key in choices for key in keys):
+        raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
+
+
 def refuse_impossible(
     submit: Submit, config: SchedulerConfig, adapter_bytes: int, capacity_bytes: int
 ) -> None:
@@ -51,13 +58,6 @@ def refuse_impossible(
             "adapters",
             "model",
         )
-
-
-def refuse_open(submit: Submit, request_ids: Container[str], keys: Container[str]) -> None:
-    """Raise RequestRefused if a request of this id, or a choice of this key, is open."""
-    mine = (choice_key(submit.request_id, choice) for choice in range(submit.sampling.n))
-    if submit.request_id in request_ids or any(key in keys for key in mine):
-        raise RequestRefused(f"request {submit.request_id} is open already", "request_id")
 
 
 def refuse_overload(

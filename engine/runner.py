@@ -10,7 +10,7 @@ from torch import Tensor
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
-from loraplex.engine.batch import BatchLayout, StepBatch, build_batch
+from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
 from loraplex.engine.kv_copies import KvCopies
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
@@ -66,6 +66,7 @@ class ModelRunner:
             dtype=model.dtype,
             device=model.device,
         )
+        self._builder = BatchBuilder(self._layout)
         self._caches = _allocate(model, kv_layout, model.device)
         self._copies = KvCopies(self._caches, _allocate(model, host_layout, torch.device("cpu")))
 
@@ -108,21 +109,19 @@ class ModelRunner:
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
-        return build_batch(plan, adapters, self._layout)
+        return self._builder.build(plan, adapters)
 
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute the batch and draw a token for each chunk that samples."""
         sampled = sample(self.logits(batch), batch.sampling)
-        tokens: dict[str, int] = {}
-        failures: dict[str, str] = {}
-        for request_id, token_id in zip(batch.request_ids, sampled.token_ids, strict=True):
-            if token_id is None:
-                failures[request_id] = _NOT_FINITE
-            else:
-                tokens[request_id] = token_id
-        logprobs = {batch.request_ids[row]: found for row, found in sampled.logprobs.items()}
-        token_ids = [tokens.get(key, 0) for key in batch.sampled_keys]
-        return StepOutput(np.array(token_ids, np.int64), failures, logprobs)
+        token_ids = np.empty_like(sampled.token_ids)
+        token_ids[batch.places] = sampled.token_ids
+        keys, places = batch.sampled_keys, batch.places
+        return StepOutput(
+            token_ids,
+            {keys[places[row]]: _NOT_FINITE for row in sampled.failed},
+            {keys[places[row]]: found for row, found in sampled.logprobs.items()},
+        )
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loraplex.engine.plan import Logprobs
@@ -42,8 +43,10 @@ equals are decided alike whatever the others of the batch ask for."""
 class SampledRows:
     """What was drawn, row by row."""
 
-    token_ids: list[int | None]
-    """None for a row whose logits held NaN, +∞, or nothing but −∞ and forbidden tokens."""
+    token_ids: NDArray[np.int64]
+    """[rows]; of those that failed any number."""
+    failed: tuple[int, ...] = ()
+    """Rows whose logits held NaN, +∞, or nothing but −∞ and forbidden tokens."""
     logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """By row, for those that ask for them."""
 
@@ -53,13 +56,9 @@ def sample(logits: Tensor, options: SamplingRows) -> SampledRows:
     maxima, token_ids = logits.max(dim=-1)  # NaN wins over every number
     for group in options.groups:
         maxima[group.rows], token_ids[group.rows] = _sample_group(logits, maxima, group)
-    drawn = [
-        token_id if is_finite else None
-        for token_id, is_finite in zip(
-            token_ids.tolist(), torch.isfinite(maxima).tolist(), strict=True
-        )
-    ]
-    return SampledRows(drawn, _logprobs(logits, token_ids, options))
+    failed = (~torch.isfinite(maxima)).nonzero().flatten().tolist()
+    logprobs = _logprobs(logits, token_ids, options)
+    return SampledRows(token_ids.cpu().numpy(), tuple(failed), logprobs)
 
 
 def _sample_group(logits: Tensor, maxima: Tensor, group: Group) -> tuple[Tensor, Tensor]:
@@ -70,11 +69,8 @@ def _sample_group(logits: Tensor, maxima: Tensor, group: Group) -> tuple[Tensor,
         _edit(scores, group.edits)
         after, token_ids = scores.max(dim=-1)
         largest = torch.where(torch.isfinite(largest), after, largest)
-    for drawn in group.drawn:
-        if len(drawn.rows) == len(group.rows):
-            return largest, _draw(scores, largest.unsqueeze(1), drawn)
-        of_drawn = _draw(scores[drawn.rows], largest[drawn.rows].unsqueeze(1), drawn)
-        token_ids = token_ids.index_copy(0, drawn.rows, of_drawn)
+    if group.drawn is not None:
+        token_ids = _draw(scores, largest.unsqueeze(1), group.drawn)
     return largest, token_ids
 
 

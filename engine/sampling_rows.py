@@ -5,15 +5,17 @@ a greedy row without any appears nowhere.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from enum import IntEnum
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from loraplex.engine.plan import SampleSpec
+from loraplex.engine.plan import SAMPLING, SampleSpec, StepPlan
 from loraplex.engine.seeds import uniform
 
 MIN_TEMPERATURE = 1e-30
@@ -21,6 +23,7 @@ MIN_TEMPERATURE = 1e-30
 _Marks: TypeAlias = tuple[tuple[int, ...], float | list[float]]
 """Token ids of one row, and one value for all or a value for each."""
 _NO_TOP_K = 1 << 40
+_NOTHING = SampleSpec(temperature=0.0, top_p=1.0, top_k=0, seed=0, position=0)
 _CPU_GROUP_LOGITS = 1 << 18
 """Logits that a CPU works on at a time, so that they stay in its cache."""
 
@@ -59,27 +62,34 @@ class Filters:
     max_top_k: int | None
     """The largest `top_k`, if all rows have one."""
 
+    def part(self, rows: slice) -> "Filters":
+        """Of these rows alone."""
+        return Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows], self.max_top_k)
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Rows that are drawn by chance, all filtered or none."""
+    """How the d rows of a group are drawn by chance, all filtered or none."""
 
-    rows: Tensor
-    """[d] int64, within the group."""
     temperature: Tensor
     """[d, 1] float64, above 0; so is `uniform`, in [0, 1)."""
     uniform: Tensor
     filters: Filters | None
 
+    def part(self, rows: slice) -> "Drawn":
+        """Of these rows alone."""
+        filters = None if self.filters is None else self.filters.part(rows)
+        return Drawn(self.temperature[rows], self.uniform[rows], filters)
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that are worked on together."""
+    """Rows that are worked on together: all are drawn by chance, or none."""
 
     rows: Tensor
     """[g] int64, of the sampled rows."""
     edits: Edits | None
-    drawn: tuple[Drawn, ...]
+    drawn: Drawn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,38 +105,115 @@ class SamplingRows:
     """Of the reported rows."""
 
 
-def sampling_rows(
-    specs: Sequence[SampleSpec], vocab_size: int, device: torch.device
-) -> SamplingRows:
-    """Lay out the options of `specs`, one for each sampled row, on the device."""
-    rows = [row for row, spec in enumerate(specs) if not _is_plain(spec)]
-    size = max(1, _CPU_GROUP_LOGITS // vocab_size) if device.type == "cpu" else max(1, len(rows))
-    reported = [row for row, spec in enumerate(specs) if spec.num_top_logprobs is not None]
+@dataclass(frozen=True, slots=True)
+class SampledSpecs:
+    """How n rows are drawn: most say all of it in `sampling`."""
+
+    sampling: NDArray[np.void]
+    """[n] of `plan.SAMPLING`."""
+    positions: NDArray[np.int64]
+    """[n]: numbers of the output tokens that are drawn."""
+    specs: Mapping[int, SampleSpec]
+    """By row, of those that ask for more."""
+
+    @classmethod
+    def of(cls, specs: Sequence[SampleSpec]) -> Self:
+        """Lay out single specs."""
+        sampling = [(s.temperature, s.top_p, s.top_k, s.min_p, s.seed % 2**64) for s in specs]
+        positions = [spec.position for spec in specs]
+        asking = {row: spec for row, spec in enumerate(specs) if _asks_for_more(spec)}
+        return cls(np.array(sampling, SAMPLING), np.array(positions, np.int64), asking)
+
+    @classmethod
+    def of_plan(cls, plan: StepPlan) -> Self:
+        """Of what samples, in the order of `StepPlan.sampled_keys`."""
+        decodes = plan.decodes
+        last = cls.of([chunk.sample for chunk in plan.prefills if chunk.sample is not None])
+        later = {len(decodes) + row: spec for row, spec in last.specs.items()}
+        return cls(
+            np.concatenate((decodes.roster.sampling, last.sampling)),
+            np.concatenate((decodes.draws, last.positions)),
+            {**decodes.specs, **later},
+        )
+
+    def in_order(self, places: NDArray[np.int64]) -> "SampledSpecs":
+        """The same rows in another order: `places` has, [n], where each comes from."""
+        specs = self.specs
+        if specs:
+            rows = {place: row for row, place in enumerate(places.tolist())}
+            specs = {rows[place]: spec for place, spec in specs.items()}
+        return SampledSpecs(self.sampling.take(places), self.positions[places], specs)
+
+
+def sampling_rows(rows: SampledSpecs, vocab_size: int, device: torch.device) -> SamplingRows:
+    """Lay out the options of sampled rows on the device."""
+    size = max(1, _CPU_GROUP_LOGITS // vocab_size) if device.type == "cpu" else 1 << 30
+    groups: list[Group] = []
+    for kind, members in _by_kind(rows):
+        drawn = None if kind is _Kind.GREEDY else _drawn(rows, members, kind, device)
+        ids = torch.from_numpy(members).to(device)
+        for start in range(0, len(members), size):
+            part = slice(start, start + size)
+            groups.append(
+                Group(
+                    rows=ids[part],
+                    edits=_edits_of(rows.specs, members[part].tolist(), device),
+                    drawn=None if drawn is None else drawn.part(part),
+                )
+            )
+    specs = sorted(rows.specs.items())
+    reported = {row: s.num_top_logprobs for row, s in specs if s.num_top_logprobs is not None}
     return SamplingRows(
-        num_rows=len(specs),
-        groups=tuple(
-            _group(rows[start : start + size], specs, device) for start in range(0, len(rows), size)
-        ),
-        reported=_ids(reported, device) if reported else None,
-        num_top_logprobs=tuple(specs[row].num_top_logprobs or 0 for row in reported),
+        num_rows=len(rows.positions),
+        groups=tuple(groups),
+        reported=torch.tensor(list(reported)).to(device) if reported else None,
+        num_top_logprobs=tuple(reported.values()),
     )
 
 
-def _is_plain(spec: SampleSpec) -> bool:
-    return not (spec.temperature > 0 or _is_edited(spec))
+class _Kind(IntEnum):
+    """How rows are drawn that are drawn alike."""
+
+    PLAIN = 0
+    """The most likely, and nothing else."""
+    GREEDY = 1
+    """The most likely after edits."""
+    ALL = 2
+    """Without a filter."""
+    TOP_K = 3
+    """Of which `top_k` leaves few."""
+    SHARE = 4
+
+
+def _by_kind(rows: SampledSpecs) -> Iterator[tuple[_Kind, NDArray[np.intp]]]:
+    """Rows of each kind that is more than plain."""
+    sampling = rows.sampling
+    kinds = np.where((sampling["top_p"] < 1) | (sampling["min_p"] > 0), _Kind.SHARE, _Kind.ALL)
+    kinds[sampling["top_k"] > 0] = _Kind.TOP_K
+    kinds[sampling["temperature"] <= 0] = _Kind.PLAIN
+    edited = [row for row, spec in rows.specs.items() if _is_edited(spec)]
+    kinds[edited] = np.maximum(kinds[edited], _Kind.GREEDY)
+    for kind in (_Kind.GREEDY, _Kind.ALL, _Kind.TOP_K, _Kind.SHARE):
+        members = (kinds == kind).nonzero()[0]
+        if len(members):
+            yield kind, members
+
+
+def _asks_for_more(spec: SampleSpec) -> bool:
+    return _is_edited(spec) or spec.num_top_logprobs is not None
 
 
 def _is_edited(spec: SampleSpec) -> bool:
     return bool(spec.logit_bias or spec.forbidden_ids or spec.penalties is not None)
 
 
-def _group(rows: Sequence[int], specs: Sequence[SampleSpec], device: torch.device) -> Group:
-    options = [specs[row] for row in rows]
-    return Group(
-        rows=_ids(rows, device),
-        edits=_edits(options, device) if any(map(_is_edited, options)) else None,
-        drawn=tuple(_drawn(options, device)),
-    )
+def _edits_of(
+    specs: Mapping[int, SampleSpec], rows: Sequence[int], device: torch.device
+) -> Edits | None:
+    edited = {place: specs[row] for place, row in enumerate(rows) if row in specs} if specs else {}
+    if not any(map(_is_edited, edited.values())):
+        return None
+    return _edits([edited.get(place, _NOTHING) for place in range(len(rows))], device)
 
 
 def _edits(options: Sequence[SampleSpec], device: torch.device) -> Edits:
@@ -177,38 +264,28 @@ def _marked(of_rows: Sequence[_Marks], device: torch.device) -> Marked | None:
     )
 
 
-def _drawn(options: Sequence[SampleSpec], device: torch.device) -> Iterable[Drawn]:
-    """Those without a filter, those of which `top_k` leaves few, and others."""
-    kinds: dict[str, list[tuple[int, SampleSpec]]] = {"all": [], "top_k": [], "share": []}
-    for row, spec in enumerate(options):
-        if spec.temperature > 0:
-            has_share = spec.top_p < 1 or spec.min_p > 0
-            kind = "top_k" if spec.top_k > 0 else "share" if has_share else "all"
-            kinds[kind].append((row, spec))
-    for kind, found in kinds.items():
-        if found:
-            specs = [spec for _, spec in found]
-            yield Drawn(
-                rows=_ids([row for row, _ in found], device),
-                temperature=_column([max(s.temperature, MIN_TEMPERATURE) for s in specs], device),
-                uniform=_column([uniform(s.seed, s.position) for s in specs], device),
-                filters=None if kind == "all" else _filters(specs, device),
-            )
-
-
-def _filters(specs: Sequence[SampleSpec], device: torch.device) -> Filters:
-    top_k = [spec.top_k or _NO_TOP_K for spec in specs]
-    return Filters(
-        top_k=_ids(top_k, device).unsqueeze(1),
-        top_p=_column([spec.top_p if spec.top_p < 1 else torch.inf for spec in specs], device),
-        min_p=_column([spec.min_p for spec in specs], device),
-        max_top_k=max(top_k) if _NO_TOP_K not in top_k else None,
+def _drawn(
+    rows: SampledSpecs, members: NDArray[np.intp], kind: _Kind, device: torch.device
+) -> Drawn:
+    sampling = rows.sampling[members]
+    draws = zip(sampling["seed"].tolist(), rows.positions[members].tolist(), strict=True)
+    return Drawn(
+        temperature=_column(np.maximum(sampling["temperature"], MIN_TEMPERATURE), device),
+        uniform=_column(np.array([uniform(*draw) for draw in draws]), device),
+        filters=None if kind is _Kind.ALL else _filters(sampling, device),
     )
 
 
-def _ids(values: Iterable[int], device: torch.device) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int64).to(device)
+def _filters(sampling: NDArray[np.void], device: torch.device) -> Filters:
+    top_k = np.where(sampling["top_k"] > 0, sampling["top_k"], _NO_TOP_K)
+    top_p = np.where(sampling["top_p"] < 1, sampling["top_p"], np.inf)
+    return Filters(
+        top_k=_column(top_k, device),
+        top_p=_column(top_p, device),
+        min_p=_column(sampling["min_p"], device),
+        max_top_k=int(top_k.max()) if sampling["top_k"].all() else None,
+    )
 
 
-def _column(values: Iterable[float], device: torch.device) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.float64).to(device).unsqueeze(1)
+def _column(values: NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device).unsqueeze(1)

@@ -42,8 +42,7 @@ class Scheduler:
     Requests that yield (`AdmissionPolicy.yields`) come after all others in each of this, and lose
     what they hold to any other that needs it.
 
-    Each choice of a request is scheduled by itself, and holds the blocks of the prompt in common
-    with the others (`shared_prompt`).
+    Each choice of a request is scheduled by itself; they share their prompt (`shared_prompt`).
 
     Invariant: the pool holds one request of the longest length, and a request has got a token
     between its admission and whatever pushes it out, unless others get theirs for it; so some
@@ -87,7 +86,7 @@ class Scheduler:
             self.blocks, self._decoding, self._outlook, policy, self._give_up
         )
         self._meter = Meter(costs, policy.measured, config.max_running)
-        self.first_tokens = FirstTokens(config, self.blocks.pool, policy, costs, self._outlook)
+        self.first_tokens = FirstTokens(config, self._pool, policy, costs, self._outlook)
         self._clock = WaitClock(0.0)
         self._may_admit = False
         """True once something happened since all that waits was found to be unable to start."""
@@ -313,6 +312,7 @@ class Scheduler:
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
         self.blocks.start(request, shared)
+        self._outlook.started(request, len(shared))
         self.blocks.swapping.copy_back(request, self._draft)
         request.status = Status.RUNNING
         self._num_admissions += 1
@@ -335,6 +335,7 @@ class Scheduler:
             del self._prefilling[request.key]
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
         self.blocks.give_back(request)
+        self._outlook.stopped(request)
         if request.adapter is not None:
             self._residency.release(request.adapter)
         request.status = status
@@ -362,16 +363,16 @@ class Scheduler:
             del self._submissions[submission.request_id]
             self._events.add_finished(submission, "length" if submission.was_cut else "stop")
 
-    def _fail_for_numbers(self, submission: Submission, message: str) -> None:
-        """What it computed was not finite, and so may be what it was computed from."""
-        self._fail(submission, "not_finite", message)
-        self.blocks.forget(submission)
-
     def _refuse_overdue(self, now: float) -> None:
         """End those that wait and would be late now even if they started at once."""
         for submission, error in self.first_tokens.overdue(now):
             self._end_all(submission, now)
             self._events.add_rejected(submission.submit, error)
+
+    def _fail_for_numbers(self, submission: Submission, message: str) -> None:
+        """What it computed was not finite, and so may be what it was computed from."""
+        self._fail(submission, "not_finite", message)
+        self.blocks.forget(submission)
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,6 +22,27 @@ class Span(NamedTuple):
     length: int
     block_table: Sequence[int]
     """Blocks of the sequence, covering all positions below ``start + length``."""
+
+
+class Spans(NamedTuple):
+    """The same for all sequences of a step, as arrays."""
+
+    starts: NDArray[np.int64]
+    """``[n]``"""
+    lengths: NDArray[np.int64]
+    """``[n]``"""
+    block_tables: NDArray[np.int32]
+    """``[n, blocks]``; beyond a sequence's own blocks any block."""
+
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> Self:
+        """Lay out single spans."""
+        width = max((len(span.block_table) for span in spans), default=0)
+        tables = np.zeros((len(spans), width), np.int32)
+        for table, span in zip(tables, spans, strict=True):
+            table[: len(span.block_table)] = span.block_table
+        starts, lengths = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
+        return cls(starts, lengths, tables)
 
 
 class KvLayout(NamedTuple):
@@ -82,7 +103,7 @@ class AttentionMetadata:
 
 
 def plan_attention(
-    spans: Sequence[Span],
+    spans: Spans,
     layout: KvLayout,
     windows: Iterable[Window],
     *,
@@ -98,89 +119,98 @@ def plan_attention(
         dtype: of queries, keys and values; masks have it too.
         device: of the result.
     """
-    slots = [_slots(span, span.start, span.start + span.length, layout) for span in spans]
     builder = _PlanBuilder(spans, layout, dtype, device)
     return AttentionMetadata(
-        slot_mapping=torch.from_numpy(np.concatenate(slots)).to(device),
+        slot_mapping=torch.from_numpy(builder.slot_mapping()).to(device),
         plans={window: builder.plan(window) for window in windows},
     )
 
 
-def _slots(span: Span, first: int, end: int, layout: KvLayout) -> NDArray[np.int64]:
-    """Return the slots of positions ``[first, end)``."""
-    positions = np.arange(first, end)
-    table = np.asarray(span.block_table, dtype=np.int64)
-    blocks = table[positions // layout.block_size]
-    return blocks * layout.block_size + positions % layout.block_size
-
-
 class _PlanBuilder:
     def __init__(
-        self, spans: Sequence[Span], layout: KvLayout, dtype: torch.dtype, device: torch.device
+        self, spans: Spans, layout: KvLayout, dtype: torch.dtype, device: torch.device
     ) -> None:
+        self._spans = spans
         self._layout = layout
         self._dtype = dtype
         self._device = device
-        lengths = [span.length for span in spans]
-        starts = [0, *np.cumsum(lengths).tolist()]
-        self._decodes = [(row, s) for row, s in zip(starts, spans, strict=False) if s.length == 1]
-        self._chunks = [(row, s) for row, s in zip(starts, spans, strict=False) if s.length > 1]
+        self._first_rows = spans.lengths.cumsum() - spans.lengths
+        is_single = spans.lengths == 1
+        self._decodes = is_single.nonzero()[0]
+        self._chunks: list[int] = (~is_single).nonzero()[0].tolist()
+
+    def slot_mapping(self) -> NDArray[np.int64]:
+        """Where each row's keys and values are written."""
+        spans, block_size = self._spans, self._layout.block_size
+        of_row = np.arange(len(spans.lengths)).repeat(spans.lengths)
+        ahead = np.arange(len(of_row)) - self._first_rows[of_row]
+        blocks, offsets = np.divmod(spans.starts[of_row] + ahead, block_size)
+        slots = spans.block_tables[of_row, blocks].astype(np.int64)
+        slots *= block_size
+        slots += offsets
+        return slots
 
     def plan(self, window: Window) -> AttentionPlan:
         # Sequences of about equal length share a group, so that padding never doubles the work.
-        groups: dict[int, list[tuple[int, Span]]] = {}
-        for row, span in self._decodes:
-            keys = span.start + 1 - _first_key(span.start, window)
-            bucket = (max(keys, _SMALLEST_BUCKET) - 1).bit_length()
-            groups.setdefault(bucket, []).append((row, span))
+        ends = self._spans.starts[self._decodes] + 1
+        keys = ends if window is None else np.minimum(ends, window)
+        buckets = np.frexp(np.maximum(keys, _SMALLEST_BUCKET) - 1)[1]
+        groups = (self._decodes[buckets == bucket] for bucket in np.unique(buckets))
         return AttentionPlan(
-            decodes=tuple(self._decode_group(group, window) for group in groups.values()),
-            chunks=tuple(self._chunk(row, span, window) for row, span in self._chunks),
+            decodes=tuple(self._decode_group(group, window) for group in groups),
+            chunks=tuple(self._chunk(index, window) for index in self._chunks),
         )
 
-    def _decode_group(self, members: list[tuple[int, Span]], window: Window) -> DecodeGroup:
-        block_size = self._layout.block_size
-        ends = np.array([span.start + 1 for _, span in members])[:, None]
-        firsts = np.array([_first_key(span.start, window) for _, span in members])[:, None]
-        positions = firsts + np.arange((ends - firsts).max())  # [n, keys]
-        valid = positions < ends
-        tables = np.zeros((len(members), max(len(s.block_table) for _, s in members)), np.int64)
-        for table, (_, span) in zip(tables, members, strict=True):
-            table[: len(span.block_table)] = span.block_table
-        indices = np.where(valid, positions // block_size, 0)
-        blocks = np.take_along_axis(tables, indices, axis=1)
-        slots = blocks * block_size + positions % block_size
-        slots[~valid] = self._layout.null_slot
-        return DecodeGroup(
-            rows=self._to_device(np.array([row for row, _ in members])),
-            slots=self._to_device(slots.reshape(-1)),
-            mask=self._mask(valid)[:, None, None, :],
-        )
-
-    def _chunk(self, row: int, span: Span, window: Window) -> PrefillChunk:
-        queries = np.arange(span.start, span.start + span.length)
-        first = _first_key(span.start, window)
-        keys = np.arange(first, span.start + span.length)
-        visible = keys <= queries[:, None]
+    def _decode_group(self, members: NDArray[np.intp], window: Window) -> DecodeGroup:
+        """Whole blocks are laid out, from the one that holds the first key on."""
+        block_size, tables = self._layout.block_size, self._spans.block_tables
+        ends = self._spans.starts[members] + 1
+        firsts = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0)
+        first_blocks = firsts // block_size
+        skipped = first_blocks * block_size
+        num_keys = int((ends - skipped).max())
+        columns = first_blocks[:, None] + np.arange(-(-num_keys // block_size))
+        columns.clip(max=tables.shape[1] - 1, out=columns)
+        blocks = tables[members[:, None], columns].astype(np.int64) * block_size
+        slots = (blocks[:, :, None] + np.arange(block_size)).reshape(len(members), -1)
+        slots = np.ascontiguousarray(slots[:, :num_keys])
+        places = np.arange(num_keys)
+        is_hidden = places >= (ends - skipped)[:, None]
         if window is not None:
-            visible &= keys > queries[:, None] - window
-        begins = span.start == 0
-        plain = begins and (window is None or span.length <= window)
-        slots = None if begins else _slots(span, first, span.start + span.length, self._layout)
+            is_hidden |= places < (firsts - skipped)[:, None]
+        np.putmask(slots, is_hidden, self._layout.null_slot)
+        return DecodeGroup(
+            rows=self._to_device(self._first_rows[members]),
+            slots=self._to_device(slots.reshape(-1)),
+            mask=self._mask(is_hidden)[:, None, None, :],
+        )
+
+    def _chunk(self, index: int, window: Window) -> PrefillChunk:
+        spans, row = self._spans, int(self._first_rows[index])
+        start, length = int(spans.starts[index]), int(spans.lengths[index])
+        queries = np.arange(start, start + length)
+        first = 0 if window is None else max(0, start - window + 1)
+        keys = np.arange(first, start + length)
+        is_hidden = keys > queries[:, None]
+        if window is not None:
+            is_hidden |= keys <= queries[:, None] - window
+        plain = start == 0 and (window is None or length <= window)
+        slots = None
+        if start > 0:
+            blocks, offsets = np.divmod(keys, self._layout.block_size)
+            table = spans.block_tables[index].astype(np.int64)
+            slots = self._to_device(table[blocks] * self._layout.block_size + offsets)
         return PrefillChunk(
             start=row,
-            end=row + span.length,
-            slots=None if slots is None else self._to_device(slots),
-            mask=None if plain else self._mask(visible),
+            end=row + length,
+            slots=slots,
+            mask=None if plain else self._mask(is_hidden),
         )
 
-    def _mask(self, visible: NDArray[np.bool_]) -> Tensor:
-        mask = np.where(visible, np.float32(0), np.float32(-np.inf))
+    def _mask(self, is_hidden: NDArray[np.bool_]) -> Tensor:
+        mask = np.zeros(is_hidden.shape, np.float32)
+        np.putmask(mask, is_hidden, -np.inf)
         return torch.from_numpy(mask).to(self._device, self._dtype)
 
     def _to_device(self, indices: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(indices).to(self._device)
-
-
-def _first_key(position: int, window: Window) -> int:
-    return 0 if window is None else max(0, position - window + 1)

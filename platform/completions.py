@@ -3,7 +3,8 @@
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Literal
 
 from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import ResolvedModel
@@ -25,6 +26,17 @@ from loraplex.tenants.api_keys import Principal
 from loraplex.tenants.prices import Price, current_price
 from loraplex.tenants.quotas import Hold
 
+MILLISECOND = timedelta(milliseconds=1)
+StreamUsage = Literal["none", "last", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When the first token must come, or the request be refused."""
+
+    ms: float | None
+    """After the request's arrival; None for none, whatever the tenant's default is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
@@ -39,10 +51,13 @@ class CompletionRequest:
     max_tokens_field: str
     sampling: SamplingOptions
     stream: bool
-    include_usage: bool
+    stream_usage: StreamUsage
+    """Which events of a stream tell usage: an own one at the end, or all."""
     service_tier: ServiceTier
     program: str = ""
     """What it is a part of, in the tenant's own words."""
+    ttft_deadline: Deadline | None = None
+    """None takes the tenant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +104,7 @@ async def complete(
         weight=principal.weight,
         service_tier=asked.service_tier,
         program=asked.program,
+        ttft_deadline_ms=_deadline_ms(asked, principal, services.now() - accepted_at),
     )
     request = OpenRequest(
         principal=principal,
@@ -155,6 +171,14 @@ async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[
     if request.finished is None or request.finished.reason == "abort":
         request.failed = True
         raise EngineStopped
+
+
+def _deadline_ms(
+    asked: CompletionRequest, principal: Principal, elapsed: timedelta
+) -> float | None:
+    """What is left until the first token must come."""
+    deadline = asked.ttft_deadline or Deadline(principal.limits.ttft_deadline_ms)
+    return None if deadline.ms is None else max(0.0, deadline.ms - elapsed / MILLISECOND)
 
 
 def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Services) -> Sampling:

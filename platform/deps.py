@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
-from loraplex.platform.completions import Call, CompletionRequest, authenticate
+from loraplex.platform.completions import Call, CompletionRequest, Deadline, authenticate
 from loraplex.platform.errors import AdminKeyNeeded, ClientGone, InvalidRequest, KeyMissing
 from loraplex.platform.log import AccessLine
 from loraplex.platform.services import Services
@@ -18,6 +18,8 @@ from loraplex.tenants.api_keys import Principal
 
 PROGRAM_HEADER = "x-loraplex-program"
 MAX_PROGRAM_CHARS = 128
+DEADLINE_HEADER = "x-loraplex-ttft-deadline-ms"
+MAX_DEADLINE_MS = 3_600_000
 MAX_INLINE_BYTES = 65_536
 """Larger bodies are read and checked in a thread, so that the event loop runs on."""
 
@@ -83,15 +85,31 @@ def program_of(request: Request) -> str:
     return program
 
 
+def deadline_of(request: Request) -> Deadline | None:
+    """When the first token must come, if the request says so. Raises InvalidRequest."""
+    text = request.headers.get(DEADLINE_HEADER)
+    if text is None:
+        return None
+    if text == "none":
+        return Deadline(None)
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_DEADLINE_MS):
+        raise InvalidRequest(
+            f"{DEADLINE_HEADER} must be a whole number of milliseconds from 1 to "
+            f"{MAX_DEADLINE_MS}, or none, not {text[:40]!r}.",
+            DEADLINE_HEADER,
+        )
+    return Deadline(float(text))
+
+
 def call_of(request: Request, check: Callable[[bytes], CompletionRequest]) -> Call:
     """The call that a request makes; its body is read when the caller is known."""
 
     async def read() -> CompletionRequest:
-        program = program_of(request)
+        program, deadline = program_of(request), deadline_of(request)
         body = await body_of(request)
-        if len(body) > MAX_INLINE_BYTES:
-            return replace(await asyncio.to_thread(check, body), program=program)
-        return replace(check(body), program=program)
+        is_large = len(body) > MAX_INLINE_BYTES
+        asked = await asyncio.to_thread(check, body) if is_large else check(body)
+        return replace(asked, program=program, ttft_deadline=deadline)
 
     return Call(AccessLine.of(request.scope).request_id, bearer_key(request), read)
 

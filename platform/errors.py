@@ -245,6 +245,7 @@ RULES: Mapping[type[Exception], Rule] = {
     engine.EngineError: _INTERNAL,
     engine.RequestRefused: Rule(400, _REQUEST, "invalid_value"),
     engine.EngineOverloaded: Rule(503, _OUTAGE, "server_is_overloaded"),
+    engine.DeadlineUnreachable: Rule(503, _OUTAGE, "deadline_unreachable"),
     engine.EngineUnavailable: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     engine.RequestFailed: Rule(500, _SERVER),
     engine.AdapterUnfit: Rule(409, "conflict_error", "adapter_mismatch", headers=(_NO_RETRY,)),
@@ -339,7 +340,7 @@ def _wait_headers(error: BaseException) -> tuple[tuple[str, str], ...]:
     """Clients wait for `retry-after-ms` if they know it, else for `Retry-After` in seconds."""
     wait_s = getattr(error, "retry_after_s", None)
     if wait_s is None:
-        return ()
+        return (_NO_RETRY,) if isinstance(error, engine.DeadlineUnreachable) else ()
     return (
         ("retry-after", str(max(1, math.ceil(wait_s)))),
         ("retry-after-ms", str(max(1, math.ceil(wait_s * 1000)))),

@@ -20,7 +20,7 @@ CLIENT_CLOSED = 499
 """Status in the access log where the client left before there was one."""
 
 
-_PROBES = ("/livez", "/readyz", "/startupz", "/metrics")
+_PROBES = ("/livez", "/readyz", "/health", "/startupz", "/metrics")
 """Asked every few seconds, so their lines would hide the others."""
 
 

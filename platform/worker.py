@@ -31,7 +31,7 @@ from loraplex.engine.cost import CostModel
 from loraplex.engine.cost_metrics import CostCollector
 from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.frames import Address, Security
 from loraplex.engine.gguf_model import convert_gguf
 from loraplex.engine.lengths import OutputLengths
@@ -54,6 +54,9 @@ from loraplex.platform.stream import stream_address
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
 
 _log = logging.getLogger(__name__)
+
+_DRAIN_QUANTA = 8.0
+"""Quanta for which a change of adapters is put off at most while others run on those in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +221,10 @@ def compose_engine(
     sizes: memory.PoolSizes,
     tokenizer_json: bytes,
     costs: CostModel | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> EngineParts:
     """Put an engine together over a runner; its adapters are those of the data directory. Without
-    `costs` it knows nothing of step times yet."""
+    `costs` it knows nothing of step times yet; `clock` is in seconds."""
     mailbox, residency = Mailbox(), Residency(sizes.adapter_bytes)
     costs = costs or CostModel(subject_of(runner))
     config = scheduler_config(settings, sizes, model.vocab_size)
@@ -240,7 +244,7 @@ def compose_engine(
     num_bytes = lru_cache(maxsize=None)(
         partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
     )
-    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, time.monotonic)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
     return EngineParts(engine, mailbox, scheduler, residency, transfers)
 
 
@@ -274,6 +278,7 @@ def scheduler_config(
         },
         max_transfer_bytes=settings.max_transfer_bytes,
         prefetch=settings.prefetch,
+        kv_forecast=True,
     )
 
 
@@ -302,6 +307,7 @@ def admission_policy(settings: Settings) -> AdmissionPolicy:
             overdraft_ms=settings.overdraft_ms,
             max_skips=settings.max_skips,
             max_open=settings.max_running,
+            max_drain_ms=_DRAIN_QUANTA * settings.quantum_ms,
         )
     )
 

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.tenants.dialects import insert_unless_there
-from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.directory import TenantRecord, own_limits
 from loraplex.tenants.errors import (
     KeyExpired,
     KeyNotFound,
@@ -82,9 +82,7 @@ async def verify(session: AsyncSession, text: str, pepper: bytes, now: datetime)
         tenant_name=tenant.name,
         key_id=key.id,
         weight=tenant.weight,
-        limits=TenantLimits(
-            tenant.requests_per_minute, tenant.tokens_per_minute, tenant.concurrency
-        ),
+        limits=own_limits(tenant),
     )
 
 

@@ -1,6 +1,6 @@
 """The tenants of the platform."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, select
@@ -58,6 +58,7 @@ async def create(
         requests_per_minute=limits.requests_per_minute,
         tokens_per_minute=limits.tokens_per_minute,
         concurrency=limits.concurrency,
+        ttft_deadline_ms=limits.ttft_deadline_ms,
         created_at=now,
     )
     tenant = await session.scalar(insert.returning(Tenant))
@@ -118,6 +119,7 @@ async def change(
     tenant.requests_per_minute = limits.requests_per_minute
     tenant.tokens_per_minute = limits.tokens_per_minute
     tenant.concurrency = limits.concurrency
+    tenant.ttft_deadline_ms = limits.ttft_deadline_ms
     await session.flush()
     return _record(tenant)
 
@@ -157,10 +159,17 @@ async def _get(session: AsyncSession, condition: ColumnElement[bool], asked: str
 def _check_ranges(weight: float, limits: TenantLimits) -> None:
     if not 0 < weight <= MAX_WEIGHT:
         raise ValueRefused(f"weight must be above 0 and at most 1,000,000, not {weight}.", "weight")
-    for field in ("requests_per_minute", "tokens_per_minute", "concurrency"):
-        value = getattr(limits, field)
+    for limit in fields(limits):
+        field, value = limit.name, getattr(limits, limit.name)
         if value is not None and not 1 <= value <= MAX_LIMIT:
             raise ValueRefused(f"{field} must be 1 to 2,000,000,000, not {value}.", field)
+
+
+def own_limits(row: Tenant) -> TenantLimits:
+    """Return what the row of a tenant says of its limits."""
+    return TenantLimits(
+        row.requests_per_minute, row.tokens_per_minute, row.concurrency, row.ttft_deadline_ms
+    )
 
 
 def _record(row: Tenant) -> TenantRecord:
@@ -169,6 +178,6 @@ def _record(row: Tenant) -> TenantRecord:
         name=row.name,
         status=row.status,
         weight=row.weight,
-        limits=TenantLimits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
+        limits=own_limits(row),
         created_at=row.created_at,
     )

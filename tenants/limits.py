@@ -25,6 +25,9 @@ class TenantLimits:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
+    ttft_deadline_ms: int | None = None
+    """Requests whose first token cannot come so soon are refused, where they name no deadline of
+    their own; None refuses none."""
 
     def over(self, defaults: Limits) -> Limits:
         """Return the limits that hold, with the platform's defaults filled in."""

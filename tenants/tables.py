@@ -25,6 +25,7 @@ class Tenant(Base):
         CheckConstraint("requests_per_minute > 0", name="requests_per_minute"),
         CheckConstraint("tokens_per_minute > 0", name="tokens_per_minute"),
         CheckConstraint("concurrency > 0", name="concurrency"),
+        CheckConstraint("ttft_deadline_ms > 0", name="ttft_deadline_ms"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -35,6 +36,7 @@ class Tenant(Base):
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
     concurrency: Mapped[int | None]
+    ttft_deadline_ms: Mapped[int | None]
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loraplex.engine.cost_features import Floats
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.fairness import FairShare
 
 
@@ -41,4 +41,5 @@ def bound_ms(settings: FairSettings, largest_ms: float) -> float:
     """`FairShare`'s bound for tenants of weight 1, if no request costs more than `largest_ms`."""
     overdraft_ms = settings.overdraft_ms
     open_ms = settings.max_open * (2 * largest_ms + overdraft_ms)
-    return 2 * settings.quantum_ms + 2 * (open_ms + overdraft_ms)
+    credit_ms = max(overdraft_ms, settings.max_drain_ms)
+    return 2 * settings.quantum_ms + 2 * (open_ms + credit_ms)

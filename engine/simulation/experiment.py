@@ -8,8 +8,9 @@ from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
+from loraplex.engine.config import Targets
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.simulation.baselines.chameleon import SizeQueues
 from loraplex.engine.simulation.baselines.dlpm import DeficitPrefixMatch
@@ -35,7 +36,9 @@ from loraplex.engine.simulation.workload import Requests, scaled
 
 T = TypeVar("T")
 
-FAIR = FairSettings(quantum_ms=500.0, overdraft_ms=1000.0, max_skips=16, max_open=1000)
+FAIR = FairSettings(
+    quantum_ms=500.0, overdraft_ms=1000.0, max_skips=16, max_open=1000, max_drain_ms=4000.0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Setup:
     seed: int = 0
     fair: FairSettings = FAIR
     copying: Copying = field(default_factory=Copying)
+    targets: Targets = field(default_factory=Targets)
+    kv_forecast: bool = True
 
 
 def run_policy(
@@ -67,7 +72,15 @@ def run_policy(
     make_policy = _known("policy", policy, POLICIES)
     make_cache = _known("cache", cache, CACHES)
     cap = setup.max_tokens or max(request.output_tokens for request in setup.requests)
-    load = Load(setup.requests, cap, setup.noise, setup.seed, setup.copying)
+    load = Load(
+        setup.requests,
+        cap,
+        setup.noise,
+        setup.seed,
+        setup.copying,
+        setup.targets,
+        kv_forecast=setup.kv_forecast and policy not in _KNOW_LENGTHS,
+    )
     residency = Residency(_adapter_bytes(setup), make_cache(setup.requests))
     made = make_policy(setup)
     if not isinstance(made, FairAdmission):
@@ -124,6 +137,8 @@ def _slora_limits(setup: Setup) -> SloraLimits:
         output_tokens={str(i): r.output_tokens for i, r in enumerate(setup.requests)},
     )
 
+
+_KNOW_LENGTHS = frozenset({"slora", "vtc"})
 
 POLICIES: Mapping[str, Callable[[Setup], AdmissionPolicy]] = {
     "fair": lambda setup: FairAdmission(_fair(setup)),

@@ -100,7 +100,7 @@ class ChatBody(CompletionFields):
             max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
             sampling=self.options(self._top_logprobs()),
             stream=self.stream,
-            include_usage=self.include_usage(),
+            stream_usage=self.stream_usage(),
             service_tier=self.tier(),
         )
 

@@ -46,6 +46,6 @@ class CompletionBody(CompletionFields):
             max_tokens_field="max_tokens",
             sampling=self.options(self.logprobs),
             stream=self.stream,
-            include_usage=self.include_usage(),
+            stream_usage=self.stream_usage(),
             service_tier=self.tier(),
         )

@@ -59,7 +59,7 @@ class ChatFormat:
 
     def __init__(self, admitted: Admitted, created: int, fingerprint: str) -> None:
         """`created` is in seconds since the epoch."""
-        self._include_usage = admitted.request.include_usage
+        self._usage = _UsageSoFar(admitted)
         self._sampling = admitted.submit.sampling
         self._frame = _Frame("chatcmpl", "chat.completion", admitted, created, fingerprint)
         self._chunks = _Frame("chatcmpl", "chat.completion.chunk", admitted, created, fingerprint)
@@ -75,6 +75,7 @@ class ChatFormat:
 
     def tokens(self, tokens: Tokens) -> bytes:
         """See AnswerFormat."""
+        self._usage.completion_tokens += len(tokens.ids)
         events = b""
         if tokens.text or tokens.logprobs:
             delta = b'{"content":' + _json(tokens.text) + b"}"
@@ -86,7 +87,7 @@ class ChatFormat:
 
     def tail(self, ending: Finished) -> bytes:
         """See AnswerFormat."""
-        return self._chunks.usage_event(ending, self._include_usage) + DONE
+        return self._chunks.usage_event(ending, self._usage) + DONE
 
     def _choice(self, choice: Choice) -> bytes:
         message = b'{"role":"assistant","content":' + _json(choice.text) + b',"refusal":null}'
@@ -102,7 +103,7 @@ class ChatFormat:
         self, choice: int, delta: bytes, logprobs: bytes = _NULL, reason: bytes = _NULL
     ) -> bytes:
         body = _choice(choice, b'"delta":' + delta, logprobs, reason)
-        return self._chunks.event(body, self._include_usage)
+        return self._chunks.event(body, self._usage)
 
 
 class TextFormat:
@@ -110,7 +111,7 @@ class TextFormat:
 
     def __init__(self, admitted: Admitted, created: int, fingerprint: str) -> None:
         """`created` is in seconds since the epoch."""
-        self._include_usage = admitted.request.include_usage
+        self._usage = _UsageSoFar(admitted)
         self._sampling = admitted.submit.sampling
         self._frame = _Frame("cmpl", "text_completion", admitted, created, fingerprint)
 
@@ -124,19 +125,20 @@ class TextFormat:
 
     def tokens(self, tokens: Tokens) -> bytes:
         """See AnswerFormat."""
+        self._usage.completion_tokens += len(tokens.ids)
         events = b""
         if tokens.text or tokens.logprobs:
             logprobs = text_logprobs(tokens.logprobs) if tokens.logprobs else _NULL
             body = _choice(tokens.choice, b'"text":' + _json(tokens.text), logprobs, _NULL)
-            events = self._frame.event(body, self._include_usage)
+            events = self._frame.event(body, self._usage)
         if tokens.finish_reason is not None:
             body = _choice(tokens.choice, b'"text":""', _NULL, _json(tokens.finish_reason))
-            events += self._frame.event(body, self._include_usage)
+            events += self._frame.event(body, self._usage)
         return events
 
     def tail(self, ending: Finished) -> bytes:
         """See AnswerFormat."""
-        return self._frame.usage_event(ending, self._include_usage) + DONE
+        return self._frame.usage_event(ending, self._usage) + DONE
 
     def _choice(self, choice: Choice) -> bytes:
         asked = self._sampling.top_logprobs is not None
@@ -161,21 +163,42 @@ class _Frame:
             "model": admitted.target.name,
             "system_fingerprint": fingerprint,
         }
+        if kind.startswith("chat"):
+            shared["service_tier"] = admitted.submit.service_tier
         self._start = _json(shared)[:-1] + b',"choices":['
         self._event_start = b"data: " + self._start
 
     def body(self, choices: bytes, usage: dict[str, Any]) -> bytes:
         return self._start + choices + b'],"usage":' + _json(usage) + b"}"
 
-    def event(self, choice: bytes, include_usage: bool) -> bytes:
-        end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-        return self._event_start + choice + end
+    def event(self, choice: bytes, usage: "_UsageSoFar") -> bytes:
+        return self._event_start + choice + b"]" + usage.member() + b"}\n\n"
 
-    def usage_event(self, ending: Finished, include_usage: bool) -> bytes:
+    def usage_event(self, ending: Finished, usage: "_UsageSoFar") -> bytes:
         """Only for clients that asked for it: others fail on an event without choices."""
-        if not include_usage:
+        if usage.told == "none":
             return b""
         return self._event_start + b'],"usage":' + _json(usage_of(ending)) + b"}\n\n"
+
+
+class _UsageSoFar:
+    """What the events of a stream tell of usage while it goes on."""
+
+    def __init__(self, admitted: Admitted) -> None:
+        self.told = admitted.request.stream_usage
+        self.completion_tokens = 0
+        self._prompt_tokens = len(admitted.submit.prompt)
+
+    def member(self) -> bytes:
+        """The member of an event that has it, with its comma."""
+        if self.told != "all":
+            return b"" if self.told == "none" else b',"usage":null'
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self._prompt_tokens + self.completion_tokens,
+        }
+        return b',"usage":' + _json(usage)
 
 
 def usage_of(ending: Finished) -> dict[str, Any]:

@@ -14,10 +14,11 @@ async def livez() -> dict[str, str]:
     return {"status": "ok"}
 
 
+@router.get("/health")
 @router.get("/readyz")
 async def readyz(services: ServicesOf, response: Response) -> dict[str, str]:
     """A worker is connected. A database that is away makes requests fail, not this process unready:
-    every other process would be unready with it."""
+    every other process would be unready with it. Load generators ask for it as `/health`."""
     connected = services.resources.engine.connected
     response.status_code = 200 if connected else 503
     return {"status": "ok" if connected else "no worker is connected"}

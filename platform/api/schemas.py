@@ -9,6 +9,7 @@ from loraplex.engine.protocol import ServiceTier
 from loraplex.platform.api.bodies import Schema
 from loraplex.platform.api.fields import STREAM_NO_OP_FIELDS
 from loraplex.platform.api.sampling_schema import SamplingFields
+from loraplex.platform.completions import StreamUsage
 from loraplex.platform.errors import InvalidRequest
 
 
@@ -16,6 +17,7 @@ class StreamOptions(Schema):
     """Options of a streamed answer."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 def _stream_options(value: object) -> object:
@@ -46,10 +48,16 @@ class CompletionFields(SamplingFields):
         """The tier in the engine's words."""
         return _TIERS[self.service_tier]
 
-    def include_usage(self) -> bool:
-        """Whether the stream is to end with a chunk of usage. Raises InvalidRequest."""
-        if self.stream_options is None:
-            return False
+    def stream_usage(self) -> StreamUsage:
+        """Which events of the stream tell usage. Raises InvalidRequest."""
+        options = self.stream_options
+        if options is None:
+            return "none"
         if not self.stream:
             raise InvalidRequest("stream_options is for stream=true only.", "stream_options")
-        return self.stream_options.include_usage
+        if options.continuous_usage_stats and not options.include_usage:
+            field = "stream_options.continuous_usage_stats"
+            raise InvalidRequest(f"{field} needs include_usage=true.", field)
+        if not options.include_usage:
+            return "none"
+        return "all" if options.continuous_usage_stats else "last"

@@ -1,6 +1,7 @@
 """What the REST routes show of tenants, keys, adapters, usage and prices."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Literal, Self
 
@@ -52,6 +53,8 @@ class LimitsView(BaseModel):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     concurrency: int | None
+    ttft_deadline_ms: int | None
+    """Of requests that name none; null refuses none for it."""
 
 
 class TenantView(View):
@@ -73,11 +76,7 @@ class TenantView(View):
             name=tenant.name,
             status=tenant.status,
             weight=tenant.weight,
-            limits=LimitsView(
-                requests_per_minute=limits.requests_per_minute,
-                tokens_per_minute=limits.tokens_per_minute,
-                concurrency=limits.concurrency,
-            ),
+            limits=LimitsView(**asdict(limits)),
             created_at=tenant.created_at,
         )
 

@@ -13,7 +13,7 @@ from loraplex.adapters.residency import Residency
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.plan import Logprobs, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
@@ -82,6 +82,7 @@ class _World:
             max_model_len=PROMPT_TOKENS[1] + OUTPUT_TOKENS[1],
             vocab_size=_VOCAB_SIZE,
             targets={"default": Targets(5000.0, 250.0)},
+            kv_forecast=True,
         )
         self._residency = Residency(load.num_adapters * _ADAPTER_BYTES)
         policy = FairAdmission(FairSettings(500.0, 1000.0, 16, load.num_running))

@@ -23,6 +23,11 @@ app = typer.Typer(help="Tenants: who may use the platform, and how much of it.")
 
 Limit = Annotated[int | None, typer.Option(min=1, help="Default: the platform's limit.")]
 
+Deadline = Annotated[
+    int | None,
+    typer.Option(min=1, help="Refuse requests whose first token cannot come so soon, in ms."),
+]
+
 
 @app.command()
 def create(
@@ -31,6 +36,7 @@ def create(
     requests_per_minute: Limit = None,
     tokens_per_minute: Limit = None,
     concurrency: Limit = None,
+    ttft_deadline_ms: Deadline = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -40,7 +46,7 @@ def create(
         from loraplex.tenants import directory
         from loraplex.tenants.limits import TenantLimits
 
-        limits = TenantLimits(requests_per_minute, tokens_per_minute, concurrency)
+        limits = TenantLimits(requests_per_minute, tokens_per_minute, concurrency, ttft_deadline_ms)
         async with context.database.session() as session:
             return await directory.create(
                 session, name, context.now, secrets.token_bytes, weight, limits

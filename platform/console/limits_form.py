@@ -6,7 +6,7 @@ from loraplex.platform.services import Services
 from loraplex.tenants.errors import ValueRefused
 from loraplex.tenants.limits import Limits, TenantLimits
 
-FIELDS = ("requests_per_minute", "tokens_per_minute", "concurrency")
+FIELDS = ("requests_per_minute", "tokens_per_minute", "concurrency", "ttft_deadline_ms")
 
 
 def default_limits(services: Services) -> Limits:

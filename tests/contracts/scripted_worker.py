@@ -11,7 +11,12 @@ import msgspec
 from tests.platform.scripted_engine import explained
 
 from loraplex.engine.client import Security, StreamClient
-from loraplex.engine.errors import EngineError, EngineOverloaded, RequestRefused
+from loraplex.engine.errors import (
+    DeadlineUnreachable,
+    EngineError,
+    EngineOverloaded,
+    RequestRefused,
+)
 from loraplex.engine.frames import UnixAddress, encode, read_frame
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
@@ -109,12 +114,13 @@ class ScriptedWorker:
         self._send(StepFrame(epoch="1", step=0, failed=(failed,)))
 
     def reject(self, request_id: str, error: EngineError) -> None:
+        late = "late" if isinstance(error, DeadlineUnreachable) else "overloaded"
         rejected = Rejected(
             request_id=request_id,
-            code="refused" if isinstance(error, RequestRefused) else "overloaded",
+            code="refused" if isinstance(error, RequestRefused) else late,
             message=str(error),
             field=error.field if isinstance(error, RequestRefused) else "",
-            retry_after_s=error.retry_after_s if isinstance(error, EngineOverloaded) else 0.0,
+            retry_after_s=error.retry_after_s if isinstance(error, EngineOverloaded) else None,
         )
         del self._submits[request_id]
         self._send(StepFrame(epoch="1", step=0, rejected=(rejected,)))

@@ -14,6 +14,7 @@ from tests.platform.tiny_model import model_info
 
 from loraplex.engine.client import EngineClient, Security, StreamClient
 from loraplex.engine.errors import (
+    DeadlineUnreachable,
     EngineNotReached,
     EngineOverloaded,
     EngineUnavailable,
@@ -234,6 +235,18 @@ async def test_an_overloaded_engine_says_when_to_come_back(pair: Pair) -> None:
     with pytest.raises(EngineOverloaded) as overloaded:
         await reader
     assert overloaded.value.retry_after_s == 2.5
+
+
+@pytest.mark.parametrize("retry_after_s", [2.5, None])
+async def test_a_deadline_that_cannot_be_met_is_told_apart(
+    pair: Pair, retry_after_s: float | None
+) -> None:
+    reader = await reading(pair, "a")
+    pair.engine.reject("a", DeadlineUnreachable("late", retry_after_s))
+    with pytest.raises(DeadlineUnreachable) as late:
+        await reader
+    assert late.value.retry_after_s == retry_after_s
+    assert await pair.client.abort("a") is None
 
 
 async def test_a_failure_has_a_code_and_its_usage_can_be_asked_for(pair: Pair) -> None:

@@ -17,7 +17,7 @@ from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.events import Events
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.request import Request, Status
@@ -61,7 +61,8 @@ class Auditor:
     def _width_ms(self, tenant: str) -> float:
         settings = self.settings
         unused = settings.max_open * (2 * self.max_request_ms + settings.overdraft_ms)
-        return settings.quantum_ms * self.weights[tenant] + unused + settings.overdraft_ms
+        credit_ms = max(settings.overdraft_ms, settings.max_drain_ms)
+        return settings.quantum_ms * self.weights[tenant] + unused + credit_ms
 
     def look(self, backlogged: set[str]) -> None:
         """Call after whatever may change who is backlogged, or what somebody has had."""
@@ -112,6 +113,7 @@ class World:
         self.sizes: dict[AdapterKey, int] = {}
         self.unclaimed: set[AdapterKey] = set()
         self.num_prefetched = 0
+        self.plans: list[StepPlan] = []
         self.computed: Counter[str] = Counter()
         self.prepaid_ms: Counter[str] = Counter()
         self.overtaken: Counter[str] = Counter()
@@ -169,6 +171,7 @@ class World:
         oldest = self._startable()
         uncharged = {request.key for request in self.waiting()}
         plan = self.scheduler.plan(self.now)
+        self.plans.append(plan)
         self._audit_plan(plan)
         self._count_overtaking(oldest, uncharged)
         self.look()

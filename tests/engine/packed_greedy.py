@@ -80,7 +80,8 @@ def _step(
     plan = plan_of([request.chunk(chunk_size) for request in active])
     batch = runner.build(plan, adapters)
     logits = runner.logits(batch)
-    for request_id, row in zip(batch.request_ids, logits, strict=True):
+    for place, row in zip(batch.places, logits, strict=True):
+        request_id = batch.sampled_keys[place]
         by_id[request_id].logits.append(row)
         by_id[request_id].tokens.append(int(row.argmax()))
     for chunk in plan.chunks:

@@ -10,7 +10,7 @@ from tests.engine.packed_greedy import GREEDY, plan_of
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
-from loraplex.engine.batch import BatchLayout, StepBatch, build_batch
+from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
 from loraplex.engine.lora_linear import AdapterRows, LoraRows
 from loraplex.engine.plan import Chunk
 from loraplex.kernels.attention_plan import KvLayout
@@ -40,7 +40,7 @@ def chunk(
 
 
 def build(*chunks: Chunk) -> StepBatch:
-    return build_batch(plan_of(chunks), WEIGHTS, LAYOUT)
+    return BatchBuilder(LAYOUT).build(plan_of(chunks), WEIGHTS)
 
 
 def test_rows_are_the_tokens_of_the_chunks_in_order() -> None:
@@ -60,7 +60,7 @@ def test_logits_are_kept_of_the_last_row_of_chunks_that_sample() -> None:
         chunk("goes on", (4, 5), blocks=(1,), samples=False),
         chunk("ends", (1, 2, 3), blocks=(2,)),
     )
-    assert batch.request_ids == ("decode", "ends")
+    assert batch.sampled_keys == ("decode", "ends")
     assert batch.sampled_rows.tolist() == [0, 5]
     assert batch.sampling.num_rows == 2
 
@@ -84,13 +84,13 @@ def test_adapters_of_two_tenants_are_never_joined() -> None:
     other = AdapterKey("c", "red")
     weights = {**WEIGHTS, other: AdapterWeights(num_bytes=0, pairs=MappingProxyType({}))}
     chunks = [chunk("1", (1,), adapter=RED), chunk("2", (1,), blocks=(1,), adapter=other)]
-    batch = build_batch(plan_of(chunks), weights, LAYOUT)
+    batch = BatchBuilder(LAYOUT).build(plan_of(chunks), weights)
     assert [(rows.start, rows.end) for rows in batch.body.adapters] == [(0, 1), (1, 2)]
 
 
 def test_an_adapter_that_is_not_resident_is_an_error() -> None:
     with pytest.raises(KeyError, match="red"):
-        build_batch(plan_of([chunk("1", (1,), adapter=RED)]), {}, LAYOUT)
+        BatchBuilder(LAYOUT).build(plan_of([chunk("1", (1,), adapter=RED)]), {})
 
 
 @settings(deadline=None)

@@ -1,9 +1,11 @@
 """The promises of fair admission, over the real scheduler and any history."""
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.engine.fair_world import World
+from tests.engine.fair_world import SETTINGS, World
 from tests.engine.linear_costs import LinearCosts
 
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 3.0}
@@ -20,11 +22,13 @@ class FairMachine(RuleBasedStateMachine):
         constant_ms=st.sampled_from([0.0, 0.5]),
         num_blocks=st.sampled_from([12, 16, 24]),
         prefetch=st.sampled_from(["none", "queue", "all"]),
+        max_drain_ms=st.sampled_from([0.0, 30.0]),
         max_transfer_bytes=st.sampled_from([None, 1, 4]),
     )
     def begin(self, **config: object) -> None:
         costs = LinearCosts(constant_ms=config.pop("constant_ms"), load_ms=5.0)
-        self.world = World(costs=costs, **config)
+        caps = replace(SETTINGS, max_drain_ms=config.pop("max_drain_ms"))
+        self.world = World(caps, costs=costs, **config)
         self.open: list[str] = []
 
     @rule(

@@ -13,7 +13,8 @@ from tests.engine.linear_costs import LinearCosts
 
 from loraplex.engine.admission import AdmissionView, Blocked
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairQueue, FairSettings
+from loraplex.engine.fair_queue import FairQueue
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.request import Request
 
 TIGHT = replace(SETTINGS, max_open=2)

@@ -14,7 +14,7 @@ from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.errors import DeadlineUnreachable
 from loraplex.engine.events import Events
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.scheduler import Scheduler
 

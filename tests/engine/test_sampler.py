@@ -18,7 +18,7 @@ from loraplex.engine import sampler
 from loraplex.engine.plan import Penalties, SampleSpec
 from loraplex.engine.sampler import SampledRows
 from loraplex.engine.sampler import sample as sample_rows
-from loraplex.engine.sampling_rows import sampling_rows
+from loraplex.engine.sampling_rows import SampledSpecs, sampling_rows
 from loraplex.engine.seeds import choice_seed, uniform
 
 INF = math.inf
@@ -29,17 +29,31 @@ def spec(temperature=1.0, *, top_p=1.0, top_k=0, seed=0, position=0, **options):
 
 
 def sample(logits, specs) -> SampledRows:
-    return sample_rows(logits, sampling_rows(specs, logits.shape[1], logits.device))
+    return sample_rows(logits, rows_of(specs, logits))
+
+
+def rows_of(specs, logits):
+    return sampling_rows(SampledSpecs.of(specs), logits.shape[1], logits.device)
+
+
+def tokens(logits, specs):
+    """Drawn token ids, None for rows that failed."""
+    return drawn_of(sample(logits, specs))
+
+
+def drawn_of(sampled):
+    drawn = enumerate(sampled.token_ids.tolist())
+    return [None if row in sampled.failed else token_id for row, token_id in drawn]
 
 
 def draw(logits, **how):
-    return sample(torch.tensor([logits]), [spec(**how)]).token_ids[0]
+    return tokens(torch.tensor([logits]), [spec(**how)])[0]
 
 
 def counts(logits, num=4000, **how):
     """How often each token is drawn over seeds; rows of one batch."""
     rows = torch.tensor([logits] * num)
-    return Counter(sample(rows, [spec(seed=seed, **how) for seed in range(num)]).token_ids)
+    return Counter(tokens(rows, [spec(seed=seed, **how) for seed in range(num)]))
 
 
 def edited(logits, logit_bias=(), penalties=None, forbidden_ids=()):
@@ -163,7 +177,7 @@ def test_large_logits_do_not_overflow():
 def test_a_row_that_is_not_finite_fails_alone(row, temperature):
     good = [0.0, -INF, 50.0]
     logits = torch.tensor([good, row, good])
-    assert sample(logits, [spec(temperature)] * 3).token_ids == [2, None, 2]
+    assert tokens(logits, [spec(temperature)] * 3) == [2, None, 2]
 
 
 @pytest.mark.parametrize("how", [{}, {"top_p": 0.99}, {"top_k": 3}, {"temperature": 50.0}])
@@ -214,7 +228,7 @@ def test_a_row_draws_the_same_alone_and_in_any_batch(specs, rng):
     together = sample(logits[order], [specs[row] for row in order])
     for place, row in enumerate(order):
         alone = sample(logits[row : row + 1], [specs[row]])
-        assert together.token_ids[place] == alone.token_ids[0]
+        assert drawn_of(together)[place] == drawn_of(alone)[0]
         assert str(together.logprobs.get(place)) == str(alone.logprobs.get(0))  # NaN is not NaN
 
 
@@ -224,7 +238,7 @@ def test_a_row_is_filtered_by_its_own_options_beside_others(narrow, wide):
     logits = torch.zeros(400, 50)
     logits[:, 7] += 1e-3
     specs = [spec(seed=row, **(wide if row % 2 else narrow)) for row in range(400)]
-    drawn = sample(logits, specs).token_ids
+    drawn = tokens(logits, specs)
     assert set(drawn[::2]) == {7}
     assert len(set(drawn[1::2])) >= 40 - 2
 
@@ -237,7 +251,7 @@ def test_the_logits_are_left_as_they_were():
 
 
 def test_a_batch_without_rows_draws_nothing():
-    assert sample(torch.empty(0, 5), []).token_ids == []
+    assert tokens(torch.empty(0, 5), []) == []
 
 
 def test_the_uniform_number_never_changes():
@@ -274,8 +288,8 @@ def test_the_repetition_penalty_is_transformers(ids, penalty):
     half = len(ids) // 2
     penalties = Penalties(penalty, 0.0, 0.0, tuple(set(ids[:half])), tuple(ids[half:]))
     theirs = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([ids]), logits.clone())
-    assert sample(logits, [spec(0.0, penalties=penalties)]).token_ids == [int(theirs.argmax())]
-    group = sampling_rows([spec(penalties=penalties)], VOCAB, logits.device).groups[0]
+    assert tokens(logits, [spec(0.0, penalties=penalties)]) == [int(theirs.argmax())]
+    group = rows_of([spec(penalties=penalties)], logits).groups[0]
     ours = logits.clone()
     sampler._edit(ours, group.edits)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
@@ -301,8 +315,8 @@ def test_the_repetition_penalty_is_transformers(ids, penalty):
 def test_filters_leave_what_those_of_transformers_leave(how, warpers):
     torch.manual_seed(1)
     logits = 3 * torch.randn(8, VOCAB)
-    options = sampling_rows([spec(**how)] * 8, VOCAB, logits.device)
-    (drawn,) = options.groups[0].drawn
+    options = rows_of([spec(**how)] * 8, logits)
+    drawn = options.groups[0].drawn
     ids, sums = sampler._candidates(logits, logits.amax(dim=-1, keepdim=True), drawn, drawn.filters)
     weights = sums.diff(dim=-1, prepend=torch.zeros(8, 1))
     ours = torch.zeros(8, VOCAB, dtype=torch.float64).scatter_(1, ids, weights / sums[:, -1:])
@@ -326,12 +340,12 @@ def test_presence_and_frequency_leave_the_prompt_alone():
 
 def test_a_row_of_which_everything_is_forbidden_fails_alone():
     specs = [spec(0.0), spec(1.0, forbidden_ids=(0, 1)), spec(0.0, forbidden_ids=(0, 1))]
-    assert sample(torch.tensor([[0.0, 1.0]] * 3), specs).token_ids == [1, None, None]
+    assert tokens(torch.tensor([[0.0, 1.0]] * 3), specs) == [1, None, None]
 
 
 def test_a_row_that_is_not_finite_fails_even_where_it_is_forbidden():
     specs = [spec(1.0, forbidden_ids=(0,)), spec(0.0, forbidden_ids=(0,))]
-    assert sample(torch.tensor([[INF, 1.0]] * 2), specs).token_ids == [None, None]
+    assert tokens(torch.tensor([[INF, 1.0]] * 2), specs) == [None, None]
 
 
 def test_zeros_of_both_signs_are_equals():
@@ -344,7 +358,7 @@ def test_log_probabilities_are_the_models_own_whatever_is_drawn():
     plain = spec(0.0, num_top_logprobs=0)
     sampled = sample(logits, [spec(0.2, **how), plain])
     expected = logits[0].log_softmax(dim=-1).tolist()
-    assert sampled.token_ids == [0, 1]
+    assert sampled.token_ids.tolist() == [0, 1]
     assert sampled.logprobs[0].drawn == pytest.approx(expected[0], rel=1e-6)
     assert [token for token, _ in sampled.logprobs[0].top] == [1, 3, 2]
     assert [value for _, value in sampled.logprobs[0].top] == pytest.approx(
@@ -359,5 +373,5 @@ def test_rows_that_do_not_ask_have_no_log_probabilities():
 
 def test_a_greedy_row_beside_others_is_not_worked_on():
     specs = [spec(0.0), spec(1.0), spec(0.0), spec(0.0, logit_bias=((0, 1.0),))]
-    options = sampling_rows(specs, 5, torch.device("cpu"))
-    assert [group.rows.tolist() for group in options.groups] == [[1, 3]]
+    options = rows_of(specs, torch.zeros(4, 5))
+    assert [group.rows.tolist() for group in options.groups] == [[3], [1]]

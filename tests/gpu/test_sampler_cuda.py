@@ -5,7 +5,7 @@ import torch
 
 from loraplex.engine.plan import Penalties, SampleSpec
 from loraplex.engine.sampler import sample
-from loraplex.engine.sampling_rows import sampling_rows
+from loraplex.engine.sampling_rows import SampledSpecs, sampling_rows
 
 pytestmark = pytest.mark.gpu
 
@@ -33,9 +33,10 @@ def test_draws_of_a_gpu_are_those_of_a_cpu() -> None:
     logits[9, 7] = float("nan")
     specs = [spec(row) for row in range(ROWS)]
     host, device = torch.device("cpu"), torch.device("cuda")
-    on_cpu = sample(logits, sampling_rows(specs, VOCAB, host))
-    on_gpu = sample(logits.to(device), sampling_rows(specs, VOCAB, device))
-    assert on_gpu.token_ids == on_cpu.token_ids
+    rows = SampledSpecs.of(specs)
+    on_cpu = sample(logits, sampling_rows(rows, VOCAB, host))
+    on_gpu = sample(logits.to(device), sampling_rows(rows, VOCAB, device))
+    assert on_gpu.token_ids.tolist() == on_cpu.token_ids.tolist()
     assert on_gpu.logprobs.keys() == on_cpu.logprobs.keys()
     for row, found in on_gpu.logprobs.items():
         assert found.drawn == pytest.approx(on_cpu.logprobs[row].drawn)

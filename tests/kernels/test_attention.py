@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from loraplex.kernels.attention import KvCache, Scoring, allocate_kv_cache, paged_attention
-from loraplex.kernels.attention_plan import KvLayout, Span, Window, plan_attention
+from loraplex.kernels.attention_plan import KvLayout, Span, Spans, Window, plan_attention
 from loraplex.kernels.attention_reference import paged_attention_reference
 
 KEY_DIM = 16
@@ -34,7 +34,8 @@ class Step:
 
     def attend(self, scoring: Scoring = PLAIN) -> Tensor:
         windows = [scoring.window]
-        metadata = plan_attention(self.spans, self.layout, windows, dtype=self.q.dtype, device=CPU)
+        spans = Spans.of(self.spans)
+        metadata = plan_attention(spans, self.layout, windows, dtype=self.q.dtype, device=CPU)
         return paged_attention(self.q, self.k, self.v, self.cache, metadata, scoring)
 
     def reference(self, scoring: Scoring = PLAIN) -> Tensor:
@@ -148,6 +149,6 @@ def test_a_sequence_in_chunks_equals_the_sequence_at_once() -> None:
 def test_sequences_of_unlike_length_are_not_padded_to_the_longest() -> None:
     spans = [Span(start, 1, tuple(range(32))) for start in (10, 20, 500)]
     layout = KvLayout(num_blocks=32, block_size=16)
-    metadata = plan_attention(spans, layout, [None], dtype=torch.float32, device=CPU)
+    metadata = plan_attention(Spans.of(spans), layout, [None], dtype=torch.float32, device=CPU)
     shapes = [tuple(group.mask.shape) for group in metadata.plans[None].decodes]
     assert shapes == [(2, 1, 1, 21), (1, 1, 1, 501)]

@@ -88,6 +88,7 @@ async def test_a_tenant_is_made_shown_changed_and_suspended(
         "requests_per_minute": None,
         "tokens_per_minute": 9,
         "concurrency": None,
+        "ttft_deadline_ms": None,
     }
     assert changed["weight"] == 2
     assert (await admin.patch("/tenants/initech", json={"weight": 5})).json()["weight"] == 5

@@ -209,9 +209,11 @@ async def test_metrics_count_outcomes_tokens_and_times(gateway: Gateway) -> None
 
 
 async def test_probes_follow_the_worker(gateway: Gateway) -> None:
-    assert (await gateway.client.get("/readyz")).status_code == 200
+    for path in ("/readyz", "/health"):
+        assert (await gateway.client.get(path)).status_code == 200
     gateway.engine.die()
-    assert (await gateway.client.get("/readyz")).status_code == 503
+    for path in ("/readyz", "/health"):
+        assert (await gateway.client.get(path)).status_code == 503
     assert (await gateway.client.get("/startupz")).status_code == 200
     gateway.engine.model_info = None
     assert (await gateway.client.get("/startupz")).status_code == 503

@@ -183,3 +183,34 @@ async def test_events_that_wait_for_a_request_are_one_write(gateway: Gateway, se
 )
 def test_durations_are_written_as_clients_read_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+async def test_usage_comes_with_each_event_for_those_who_ask(gateway: Gateway) -> None:
+    gateway.engine.answer = says("a", "b", "c")
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    for route in (gateway.chat, gateway.complete):
+        events = events_of(await route(stream=True, stream_options=asked))
+        usages = [event["usage"] for event in events]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert counts == sorted(counts)
+        assert counts[-1] == 3
+        assert {usage["prompt_tokens"] for usage in usages} == {usages[-1]["prompt_tokens"]}
+        assert all(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] for u in usages)
+        assert events[-1]["choices"] == []
+
+
+async def test_usage_with_each_event_needs_usage_at_all(gateway: Gateway) -> None:
+    reply = await gateway.chat(stream=True, stream_options={"continuous_usage_stats": True})
+    error = error_of(reply)
+    assert (reply.status_code, error["param"]) == (400, "stream_options.continuous_usage_stats")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [("auto", "default"), ("priority", "priority"), ("flex", "flex")]
+)
+async def test_an_answer_names_the_tier_that_it_was_served_in(
+    gateway: Gateway, asked: str, told: str
+) -> None:
+    assert (await gateway.chat(service_tier=asked)).json()["service_tier"] == told
+    events = events_of(await gateway.chat(service_tier=asked, stream=True))
+    assert {event["service_tier"] for event in events} == {told}

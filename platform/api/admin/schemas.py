@@ -31,6 +31,8 @@ class LimitsBody(Schema):
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
+    ttft_deadline_ms: int | None = None
+    """Of requests that name none; null refuses none for it."""
 
 
 class TenantBody(Schema):

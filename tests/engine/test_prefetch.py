@@ -165,8 +165,8 @@ def test_what_could_not_be_loaded_is_not_prefetched_again() -> None:
         w.add("a", adapter=name)
         w.drain()
     w.add("a", num_output_tokens=20)
-    w.step()
-    assert w.loading
+    while not w.loading:
+        w.step()
     w.fail_load(key("often"))
     w.drain()
     assert w.residency.state(key("often")) is State.ABSENT

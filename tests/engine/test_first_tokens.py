@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine import build
 from tests.engine.linear_costs import KnownLengths, LinearCosts
@@ -226,6 +226,7 @@ arrivals = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(arrivals, max_size=40),
     st.sampled_from([FirstComeFirstServed, lambda: FairAdmission(FAIR)]),

@@ -71,6 +71,10 @@ class SchedulerConfig:
     min_learned_steps: int = 64
     """Steps from which the cost model has learned before its predictions bound a step."""
 
+    kv_forecast: bool = False
+    """Whether a request starts only if the KV pool is expected to hold all that run to their ends,
+    and not merely what they hold now."""
+
     def __post_init__(self) -> None:
         if self.num_blocks * self.block_size < self.max_model_len:
             raise ValueError("the KV pool must hold at least one request of max_model_len tokens")

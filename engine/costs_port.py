@@ -63,8 +63,9 @@ class StepCosts(Protocol):
 class OutputLengths(Protocol):
     """Predicts how many tokens a request will generate."""
 
-    def predict(self, adapter: AdapterKey | None, max_tokens: int, /) -> float:
-        """Expected output of a choice, at least 1 and at most `max_tokens`."""
+    def predict(self, adapter: AdapterKey | None, max_tokens: int, generated: int = 0, /) -> float:
+        """Expected output of a choice that has not ended after `generated` tokens, at least one
+        more and at most `max_tokens`."""
         ...
 
     def observe(self, adapter: AdapterKey | None, num_tokens: int, /) -> None:

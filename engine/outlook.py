@@ -7,6 +7,7 @@ from loraplex.adapters.residency import Residency, State
 from loraplex.engine.admission import Blocked
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.costs_port import OutputLengths, StepCosts
+from loraplex.engine.kv_forecast import KvForecast
 from loraplex.engine.loads import Loads
 from loraplex.engine.request import Request
 from loraplex.engine.request_blocks import RequestBlocks
@@ -36,6 +37,7 @@ class Outlook:
         self._running: list[Request] = []
         self._computed: Callable[[Request], int] = _computed_before
         self._step_ms = 0.0
+        self._forecast = KvForecast(self._output_left_anew)
 
     def begin_step(
         self, running: list[Request], computed: Callable[[Request], int], step_ms: float
@@ -43,6 +45,19 @@ class Outlook:
         """Look at these running requests, of which `computed` tells the tokens in the KV cache
         after this step, and of which a step took `step_ms` of late."""
         self._running, self._computed, self._step_ms = running, computed, step_ms
+        self._forecast.next_step()
+
+    def started(self, request: Request, num_shared: int) -> None:
+        """It runs from now on; `num_shared` of its blocks were held or cached before."""
+        if not request.expected_tokens:
+            self._expect(request)
+        self._forecast.start(
+            request, self._own_tokens(request, num_shared), self._output_left(request)
+        )
+
+    def stopped(self, request: Request) -> None:
+        """It has ended or lost its blocks."""
+        self._forecast.stop(request)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -64,6 +79,11 @@ class Outlook:
             return State.ABSENT
         return state
 
+    @property
+    def adapters_version(self) -> int:
+        """See `AdmissionView.adapters_version`."""
+        return self._residency.version
+
     def shared(self, request: Request) -> list[int]:
         """Blocks that it can take over instead of computing them."""
         return self._blocks.shared(request, self._computed)
@@ -83,13 +103,16 @@ class Outlook:
             return Blocked.LOADING
         if state is State.ABSENT:
             return self._loads.refusal(request)
-        if self._missing_beside(shared, request) > 0:
+        if self._missing_beside(shared, request) > 0 or self._would_overflow(request, shared):
             return Blocked.KV_BLOCKS
         return None
 
     def fits(self, request: Request) -> bool:
-        """True if there are KV blocks for it now."""
-        return self._missing_blocks(request) <= 0
+        """True if there are KV blocks for it now, and for what is expected of its output."""
+        shared = self.shared(request)
+        if self._missing_beside(shared, request) > 0:
+            return False
+        return not self._would_overflow(request, shared)
 
     def predicted_ms(self, request: Request) -> float:
         """What all that is left of it costs the machine: prefill, decodes, load, and copying back
@@ -158,6 +181,21 @@ class Outlook:
                 missing_bytes -= other.submission.adapter_bytes
         return steps * self._step_ms
 
+    def _would_overflow(self, request: Request, shared: list[int]) -> bool:
+        """True if the pool is expected to run out before all have ended that run and it."""
+        if not self._config.kv_forecast or not len(self._forecast):
+            return False
+        if not request.expected_tokens:
+            self._expect(request)
+        own = self._own_tokens(request, len(shared))
+        capacity = self._config.num_blocks * self._config.block_size
+        return self._forecast.exceeds(capacity, own, self._output_left(request))
+
+    def _own_tokens(self, request: Request, num_shared: int) -> float:
+        """That it holds beside shared blocks, with half a block that is not full."""
+        size = self._pool.block_size
+        return request.num_tokens - num_shared * size + (size - 1) / 2
+
     def _missing_blocks(self, request: Request) -> int:
         return self._missing_beside(self.shared(request), request)
 
@@ -184,6 +222,10 @@ class Outlook:
         if not request.expected_tokens:
             self._expect(request)
         return max(1.0, request.expected_tokens - request.num_output_tokens)
+
+    def _output_left_anew(self, request: Request) -> float:
+        max_tokens, generated = request.submission.sampling.max_tokens, request.num_output_tokens
+        return self._lengths.predict(request.adapter, max_tokens, generated) - generated
 
     def _expect(self, request: Request) -> None:
         max_tokens = request.submission.sampling.max_tokens

@@ -42,8 +42,7 @@ class Scheduler:
     Requests that yield (`AdmissionPolicy.yields`) come after all others in each of this, and lose
     what they hold to any other that needs it.
 
-    Each choice of a request is scheduled by itself, and holds the blocks of the prompt in common
-    with the others (`shared_prompt`).
+    Each choice of a request is scheduled by itself; they share their prompt (`shared_prompt`).
 
     Invariant: the pool holds one request of the longest length, and a request has got a token
     between its admission and whatever pushes it out, unless others get theirs for it; so some
@@ -313,6 +312,7 @@ class Scheduler:
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
         self.blocks.start(request, shared)
+        self._outlook.started(request, len(shared))
         self.blocks.swapping.copy_back(request, self._draft)
         request.status = Status.RUNNING
         self._num_admissions += 1
@@ -335,6 +335,7 @@ class Scheduler:
             del self._prefilling[request.key]
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
         self.blocks.give_back(request)
+        self._outlook.stopped(request)
         if request.adapter is not None:
             self._residency.release(request.adapter)
         request.status = status

@@ -221,9 +221,10 @@ def compose_engine(
     sizes: memory.PoolSizes,
     tokenizer_json: bytes,
     costs: CostModel | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> EngineParts:
     """Put an engine together over a runner; its adapters are those of the data directory. Without
-    `costs` it knows nothing of step times yet."""
+    `costs` it knows nothing of step times yet; `clock` is in seconds."""
     mailbox, residency = Mailbox(), Residency(sizes.adapter_bytes)
     costs = costs or CostModel(subject_of(runner))
     config = scheduler_config(settings, sizes, model.vocab_size)
@@ -243,7 +244,7 @@ def compose_engine(
     num_bytes = lru_cache(maxsize=None)(
         partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
     )
-    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, time.monotonic)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
     return EngineParts(engine, mailbox, scheduler, residency, transfers)
 
 
@@ -277,6 +278,7 @@ def scheduler_config(
         },
         max_transfer_bytes=settings.max_transfer_bytes,
         prefetch=settings.prefetch,
+        kv_forecast=True,
     )
 
 

@@ -1,23 +1,19 @@
-"""How well the cost model learns a device:
-
-    python -m loraplex.engine.simulation.cost_trial TABLE…
+"""How well the cost model learns a device.
 
 Steps are those of a worker with 1 to 250 decodes, prompts in chunks of up to 512 tokens, contexts
 and prompt lengths log-normal, up to 32 adapters of ranks 8 to 64, and copies now and then. After
 1,000 steps the device becomes 1.3 times as slow and 2 ms a step.
 """
 
-import sys
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.cost_errors import decision_regret
 from loraplex.engine.cost_features import StepFeatures
-from loraplex.engine.simulation.devices import StepTimes, read_device
+from loraplex.engine.simulation.devices import StepTimes
 
 _MAX_CHUNK = 512
 _LEARNED, _BEFORE_DRIFT, _RECOVERED, _END = 300, 1000, 1200, 1500
@@ -116,18 +112,3 @@ def _regret(model: CostModel, times: StepTimes, step: StepFeatures) -> float:
     truth = [times.step_ms(decodes.with_chunk(size, 500)) for size in sizes.tolist()]
     guesses = model.predict_chunks_ms(decodes, sizes.astype(float), 500)
     return decision_regret(guesses, truth, sizes.astype(float), float(np.median(truth)))
-
-
-def main(paths: list[str]) -> None:
-    """Print a table for these profiles: means over five seeds."""
-    for noise in (0.05, 0.02):
-        sys.stdout.write(f"noise {noise:.0%}: p50 p95 p99 true noise drift regret\n")
-        for path in paths:
-            times = read_device(path).times
-            trials = [astuple(try_model(times, noise, seed)) for seed in range(5)]
-            numbers = " ".join(f"{value:.1f}" for value in np.mean(trials, axis=0))
-            sys.stdout.write(f"{Path(path).stem}: {numbers}\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -7,7 +7,7 @@ bytes over bandwidth and operations over rate, with the numbers below.
 
 import csv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from loraplex.engine.errors import CostModelInvalid
 from loraplex.engine.simulation.errors import ProfileInvalid
 
 _GIB = 1 << 30
+_MIB = 1 << 20
+_SAVED_BYTES_PER_RANK = 200_000
 
 
 class StepTimes(Protocol):
@@ -218,11 +220,17 @@ def _linear_ms(row: Mapping[str, str], num_layers: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _LearnedTimes:
+class LearnedTimes:
+    """Steps as a cost model predicts them that has learned on the device itself."""
+
     model: CostModel
+    bytes_per_rank: int
+    """An engine's model counts ranks in MiB of adapters."""
 
     def step_ms(self, step: StepFeatures) -> float:
-        return max(self.model.predict_ms(step), 1e-3)
+        """Milliseconds of the step."""
+        mib = step.sum_rank * self.bytes_per_rank / _MIB
+        return max(self.model.predict_ms(replace(step, sum_rank=mib)), 1e-3)
 
 
 def _saved_device(path: Path) -> Device:
@@ -232,11 +240,11 @@ def _saved_device(path: Path) -> Device:
         raise ProfileInvalid(f"profile {path}: {error}") from error
     return Device(
         name=f"{model.subject.model} on {model.subject.device}",
-        times=_LearnedTimes(model),
+        times=LearnedTimes(model, _SAVED_BYTES_PER_RANK),
         kv_tokens=65_536,
         max_step_tokens=512,
         max_running=64,
-        bytes_per_rank=200_000,
+        bytes_per_rank=_SAVED_BYTES_PER_RANK,
         copy_bytes_per_s=5e9,
     )
 

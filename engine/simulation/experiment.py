@@ -8,6 +8,7 @@ from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
+from loraplex.engine.config import Targets
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.lengths import OutputLengths
@@ -54,6 +55,8 @@ class Setup:
     seed: int = 0
     fair: FairSettings = FAIR
     copying: Copying = field(default_factory=Copying)
+    targets: Targets = field(default_factory=Targets)
+    kv_forecast: bool = True
 
 
 def run_policy(
@@ -69,7 +72,15 @@ def run_policy(
     make_policy = _known("policy", policy, POLICIES)
     make_cache = _known("cache", cache, CACHES)
     cap = setup.max_tokens or max(request.output_tokens for request in setup.requests)
-    load = Load(setup.requests, cap, setup.noise, setup.seed, setup.copying)
+    load = Load(
+        setup.requests,
+        cap,
+        setup.noise,
+        setup.seed,
+        setup.copying,
+        setup.targets,
+        kv_forecast=setup.kv_forecast and policy not in _KNOW_LENGTHS,
+    )
     residency = Residency(_adapter_bytes(setup), make_cache(setup.requests))
     made = make_policy(setup)
     if not isinstance(made, FairAdmission):
@@ -126,6 +137,8 @@ def _slora_limits(setup: Setup) -> SloraLimits:
         output_tokens={str(i): r.output_tokens for i, r in enumerate(setup.requests)},
     )
 
+
+_KNOW_LENGTHS = frozenset({"slora", "vtc"})
 
 POLICIES: Mapping[str, Callable[[Setup], AdmissionPolicy]] = {
     "fair": lambda setup: FairAdmission(_fair(setup)),

@@ -56,6 +56,8 @@ class Metrics:
     planner_us_p50: float
     """Wall time of planning and committing a step, of this machine."""
     planner_us_p99: float
+    prefix_hit_rate: float
+    """Part of all prompt tokens that was found in the cache."""
     bound_used: float | None
     """Part of the policy's bound on unfairness that was used; none without a bound."""
 
@@ -84,7 +86,8 @@ def measure(run: Run, targets: LatencyTargets | None = None) -> Metrics:
     satisfied, weighted = service.jain()
     on_adapters = sum(record.adapter is not None for record in records)
     good = sum(_is_good(record, targets) for record in records)
-    tokens = sum(record.prompt_tokens + record.output_tokens for record in records)
+    prompt_tokens = sum(record.prompt_tokens for record in records)
+    tokens = prompt_tokens + sum(record.output_tokens for record in records)
     return Metrics(
         max_diff=float(differences.max()),
         avg_diff=float(differences.mean()),
@@ -109,6 +112,7 @@ def measure(run: Run, targets: LatencyTargets | None = None) -> Metrics:
         prefetch_wasted_bytes=run.prefetched.wasted_bytes,
         planner_us_p50=_percentile(np.array(run.planner_us), 50),
         planner_us_p99=_percentile(np.array(run.planner_us), 99),
+        prefix_hit_rate=sum(record.cached_tokens for record in records) / prompt_tokens,
         bound_used=run.bound_used,
     )
 

@@ -21,6 +21,8 @@ class Record:
     """As its client saw it; so is `end_s`."""
     end_s: float | None = None
     cancelled: bool = False
+    cached_tokens: int = 0
+    """Of its prompt, found in the cache when it started."""
     machine_ms: float = 0.0
     """Its parts of the times of its steps."""
 

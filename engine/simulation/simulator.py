@@ -9,25 +9,26 @@ import numpy as np
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy
-from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.cost import CostModel, Subject
-from loraplex.engine.cost_features import Row, StepFeatures
+from loraplex.engine.cost_features import StepFeatures
 from loraplex.engine.events import Events
 from loraplex.engine.lengths import OutputLengths
-from loraplex.engine.plan import Chunk, Logprobs, StepOutput, StepPlan
+from loraplex.engine.plan import Logprobs, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.request import Piece
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
+from loraplex.engine.simulation.model import END, ScriptedModel, begun, plan_features
+from loraplex.engine.simulation.prompts import prompt_of, vocabulary
 from loraplex.engine.simulation.records import Record, Run
 from loraplex.engine.simulation.routes import Copying, make_link
 from loraplex.engine.simulation.runtime import Runtime
 from loraplex.engine.simulation.traces import TraceRequest
 
-_END = 1
-"""The token by which the simulated model ends an output; all others are 0."""
 _PROGRESS_EVERY_STEPS = 500
+_NO_TARGETS = Targets()
 
 
 class _NoText:
@@ -59,6 +60,10 @@ class Load:
     """Standard deviation of a step's time, relative to it."""
     seed: int = 0
     copying: Copying = field(default_factory=Copying)
+    targets: Targets = _NO_TARGETS
+    """When tokens should come; bounds steps."""
+    kv_forecast: bool = True
+    """See `SchedulerConfig`; the policies of others that know output lengths do it themselves."""
 
 
 class Simulation:
@@ -89,7 +94,7 @@ class Simulation:
             residency,
             self._runtime,
             lambda _: _NoText(),
-            frozenset({_END}),
+            frozenset({END}),
             self.costs,
             OutputLengths(),
         )
@@ -106,6 +111,8 @@ class Simulation:
         self._ranks = {
             AdapterKey(r.tenant, r.adapter): r.rank for r in load.requests if r.adapter is not None
         }
+        lengths = {key: request.output_tokens for key, request in self._requests.items()}
+        self._model = ScriptedModel(lengths)
         self._run = Run(list(self._records.values()), last_arrival_s=load.requests[-1].arrival_s)
         self._num_arrived = self._num_cancelled = 0
 
@@ -154,7 +161,7 @@ class Simulation:
             request_id=key,
             tenant=request.tenant,
             adapter=request.adapter,
-            prompt=(0,) * request.prompt_tokens,
+            prompt=prompt_of(int(key), request),
             sampling=Sampling(max_tokens=self._load.max_tokens, temperature=0.0, seed=0),
         )
         num_bytes = request.rank * self._device.bytes_per_rank
@@ -179,19 +186,18 @@ class Simulation:
 
     def _step(self, plan: StepPlan, now: float, plan_s: float) -> float:
         """Let the device run the plan; return when it is done."""
-        chunks = plan.chunks
-        step = self._features(chunks)
+        step = plan_features(plan, self._ranks.__getitem__, self._link.bytes_in_flight)
         ms = self._device.times.step_ms(step)
         if self._load.noise:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
         stall_ms = self._link.take_stall_ms()
         ms += stall_ms
         self._count(plan, step, ms, stall_ms)
-        for chunk in chunks:
-            record = self._records[chunk.request_id]
+        for key, cached_tokens in begun(plan):
+            record = self._records[key]
             if record.started_s is None:
-                record.started_s = now
-        output = StepOutput.of(plan, {c.request_id: self._sample(c) for c in chunks if c.sample})
+                record.started_s, record.cached_tokens = now, cached_tokens
+        output = self._model.run(plan)
         started = perf_counter()
         copy_ms = plan.num_copied_blocks * _copy_ms_per_block(self._device)
         events = self._scheduler.commit(plan, output, ms, copy_ms)
@@ -206,23 +212,6 @@ class Simulation:
         """What part of some steps' time each request had."""
         for key, share_ms in shares_ms.items():
             self._records[key].machine_ms += share_ms
-
-    def _sample(self, chunk: Chunk) -> int:
-        assert chunk.sample is not None
-        return int(chunk.sample.position + 1 >= self._requests[chunk.request_id].output_tokens)
-
-    def _features(self, chunks: Sequence[Chunk]) -> StepFeatures:
-        chunks_on: dict[AdapterKey, int] = {}
-        for chunk in chunks:
-            if chunk.adapter is not None:
-                chunks_on[chunk.adapter] = chunks_on.get(chunk.adapter, 0) + 1
-        rows = []
-        for chunk in chunks:
-            adapter, size = chunk.adapter, len(chunk.token_ids)
-            rank = 0.0 if adapter is None else self._ranks[adapter] / chunks_on[adapter]
-            sampled = chunk.sample
-            rows.append(Row(size, chunk.start, rank, sampled is not None and sampled.position > 0))
-        return StepFeatures.of(rows, len(chunks_on), self._link.bytes_in_flight)
 
     def _count(self, plan: StepPlan, step: StepFeatures, ms: float, stall_ms: float) -> None:
         run = self._run
@@ -296,8 +285,10 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         max_waiting_requests=len(load.requests) + 1,
         max_waiting_tokens=sum(request.prompt_tokens for request in load.requests) + 1,
         max_model_len=longest,
-        vocab_size=2,
-        prefix_cache=False,  # traces do not tell what prompts say
+        vocab_size=vocabulary(load.requests),
+        prefix_cache=device.block_size > 1,
+        kv_forecast=load.kv_forecast,
+        targets=dict.fromkeys(("priority", "default"), load.targets),
         num_host_blocks=device.host_kv_tokens // device.block_size,
         copy_ms_per_block=_copy_ms_per_block(device),
         prefetch=load.copying.prefetch,

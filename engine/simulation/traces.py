@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -25,6 +25,8 @@ class TraceRequest:
     rank: int = 0
     cancelled_after_s: float | None = None
     """Its client leaves so long after its arrival, unless it has ended before."""
+    hash_ids: tuple[int, ...] = ()
+    """What its prompt says, where the trace tells: equal ids are equal blocks of 512 tokens."""
 
 
 def read_trace(path: Path) -> tuple[TraceRequest, ...]:
@@ -59,7 +61,7 @@ def read_trace(path: Path) -> tuple[TraceRequest, ...]:
 
 
 def _at(request: TraceRequest, arrival_s: float) -> TraceRequest:
-    return TraceRequest(arrival_s, request.tenant, request.prompt_tokens, request.output_tokens)
+    return replace(request, arrival_s=arrival_s)
 
 
 def _checked(path: Path, requests: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
@@ -100,7 +102,11 @@ def _read_mooncake(lines: Iterable[str]) -> Iterator[TraceRequest]:
     for line in lines:
         row = json.loads(line)
         yield TraceRequest(
-            row["timestamp"] / 1e3, "mooncake", row["input_length"], row["output_length"]
+            row["timestamp"] / 1e3,
+            "mooncake",
+            row["input_length"],
+            row["output_length"],
+            hash_ids=tuple(row["hash_ids"]),
         )
 
 

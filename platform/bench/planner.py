@@ -82,6 +82,7 @@ class _World:
             max_model_len=PROMPT_TOKENS[1] + OUTPUT_TOKENS[1],
             vocab_size=_VOCAB_SIZE,
             targets={"default": Targets(5000.0, 250.0)},
+            kv_forecast=True,
         )
         self._residency = Residency(load.num_adapters * _ADAPTER_BYTES)
         policy = FairAdmission(FairSettings(500.0, 1000.0, 16, load.num_running))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from loraplex.platform.cli.bench_fidelity import fidelity
 from loraplex.platform.cli.bench_planner import planner
 from loraplex.platform.cli.bench_prefix import prefix
 from loraplex.platform.cli.bench_serve import serve
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Benchmarks, each a seeded run on this machine.", no_args_is_help=True)
 app.command("serve")(serve)
 app.command("planner")(planner)
+app.command("fidelity")(fidelity)
 app.command("prefix")(prefix)
 
 Model = Annotated[

@@ -62,8 +62,8 @@ class KnownLengths:
         self.num_tokens = num_tokens
         self.observed: list[int] = []
 
-    def predict(self, adapter: AdapterKey | None, max_tokens: int) -> float:
-        return min(self.num_tokens, max_tokens)
+    def predict(self, adapter: AdapterKey | None, max_tokens: int, generated: int = 0) -> float:
+        return min(max(self.num_tokens, generated + 1.0), max_tokens)
 
     def observe(self, adapter: AdapterKey | None, num_tokens: int) -> None:
         self.observed.append(num_tokens)

@@ -36,7 +36,7 @@ def test_vtc_lifts_a_tenant_that_comes_back_to_those_that_wait() -> None:
 
 def test_sloras_queue_never_pushes_a_request_out_where_a_plain_one_does() -> None:
     load = tuple(TraceRequest(0.01 * i, "t", 40, 120) for i in range(12))
-    setup = Setup(worlds.device(), load)
+    setup = Setup(worlds.device(), load, kv_forecast=False)
     assert run_policy(setup, "fcfs").num_preempted > 0
     assert run_policy(setup, "slora").num_preempted == 0
 

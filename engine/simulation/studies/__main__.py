@@ -1,0 +1,47 @@
+"""`python -m loraplex.engine.simulation.studies NAME PATH…`: the tables of `docs/scheduling.md`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from loraplex.engine.simulation.errors import SimulationError
+from loraplex.engine.simulation.studies import adapters, many_tenants, public, step_costs, vtc_trace
+from loraplex.engine.simulation.studies.study import Options
+
+STUDIES: Mapping[str, Callable[[Options], None]] = {
+    "vtc": vtc_trace.policies,
+    "frontier": vtc_trace.frontier,
+    "tenants": many_tenants.many_tenants,
+    "slot": adapters.one_slot,
+    "caches": adapters.caches,
+    "public": public.public,
+    "costs": step_costs.step_costs,
+}
+
+
+def main(arguments: list[str]) -> None:
+    """Run one study and print its tables."""
+    told = "\n".join(f"{name}: {study.__doc__}" for name, study in STUDIES.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m loraplex.engine.simulation.studies",
+        description=told,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("paths", nargs="*", type=Path, help="traces and profiles")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each; 1 is without noise")
+    parser.add_argument("--until", type=float, help="only the first so many seconds of traces")
+    parser.add_argument("--out", type=Path, help="folder to write pictures into")
+    parser.add_argument("--policies", default="", help="by commas; default the study's own")
+    given = parser.parse_args(arguments)
+    policies = tuple(filter(None, given.policies.split(",")))
+    options = Options(tuple(given.paths), given.seeds, given.until, given.out, policies)
+    try:
+        STUDIES[given.study](options)
+    except (SimulationError, ValueError, IndexError) as error:
+        sys.exit(f"{given.study}: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

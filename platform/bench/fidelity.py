@@ -53,8 +53,7 @@ from loraplex.platform.worker import EngineParts, compose_engine, model_config
 
 _NUM_ADAPTERS = 6
 _MIB = 1 << 20
-_MEDIAN_OF_NORMAL = 0.6745
-"""Of the size of a normal value of deviation 1."""
+_LOADING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +209,23 @@ class Bench:
             )
         return tuple(fitting)
 
+    def warm(self, requests: Requests) -> Requests:
+        """The same after one request for each adapter, which load them."""
+        first = requests[0]
+        loads = [
+            replace(
+                first,
+                arrival_s=0.0,
+                prompt_tokens=8,
+                output_tokens=1,
+                adapter=a.digest,
+                rank=a.rank,
+            )
+            for a in self.adapters
+        ]
+        later = [replace(r, arrival_s=r.arrival_s + _LOADING_S) for r in requests]
+        return (*loads, *later)
+
     def learn(self, plan: FidelityPlan) -> tuple[float, Watch]:
         """Requests a second that this machine can do, and what its steps taught."""
         subject = Subject(self.model.config.name, self.model.config.device)
@@ -268,8 +284,8 @@ def measure_fidelity(
         show("learning how long steps take")
         rate, watch = bench.learn(plan)
         learned_steps, profile = watch.costs.num_steps, watch.costs.to_json()
-        noise = float(np.median(np.abs(watch.errors))) / _MEDIAN_OF_NORMAL
-        requests = bench.requests(plan, plan.load * rate, plan.seconds, plan.seed)
+        noise = float(np.std(np.clip(watch.errors, -1.0, 1.0)))
+        requests = bench.warm(bench.requests(plan, plan.load * rate, plan.seconds, plan.seed))
         setup = bench.setup(bench.device(watch), requests, noise)
         simulated = run_policy(setup, settings.scheduling)
         runs, errors = [], []
@@ -285,11 +301,13 @@ def measure_fidelity(
             learned_steps=learned_steps,
             step_p50_error=float(np.percentile(np.abs(errors), 50)),
             step_p95_error=float(np.percentile(np.abs(errors), 95)),
-            compared=_compare(*runs, simulated),
+            compared=_compare(len(bench.adapters), *runs, simulated),
         )
 
 
-def _compare(*runs: Run) -> tuple[Compared, ...]:
+def _compare(num_warm: int, *runs: Run) -> tuple[Compared, ...]:
+    for run in runs:
+        del run.records[:num_warm]
     measured = [measure(run) for run in runs]
     names = ("tokens_per_s", "p50_ttft_s", "p99_ttft_s", "p99_tpot_s", "max_diff", "avg_diff")
     compared = [Compared(name, *(getattr(each, name) for each in measured)) for name in names]

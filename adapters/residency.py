@@ -65,6 +65,7 @@ class Residency:
         self._evictable_bytes = 0
         # From the least to the most recently used.
         self._entries: dict[AdapterKey, _Entry] = {}
+        self._version = 0
 
     @property
     def capacity_bytes(self) -> int:
@@ -90,6 +91,11 @@ class Residency:
     def num_leases(self) -> int:
         """Leases on all adapters together."""
         return sum(entry.leases for entry in self._entries.values())
+
+    @property
+    def version(self) -> int:
+        """A number that changes with `state` or `is_unclaimed` of any adapter."""
+        return self._version
 
     def state(self, key: AdapterKey) -> State:
         """Where the adapter is now."""
@@ -140,6 +146,7 @@ class Residency:
             self._remove(victim)
             self._eviction.evicted(victim)
         self._entries[key] = _Entry(num_bytes, is_unclaimed=is_prefetch)
+        self._version += 1
         self._held_bytes += num_bytes
         if is_prefetch:
             self._evictable_bytes += num_bytes
@@ -155,6 +162,7 @@ class Residency:
             raise ResidencyViolation(f"adapter {key.digest} was not prefetched")
         self._evictable_bytes -= entry.num_bytes
         entry.is_unclaimed = False
+        self._version += 1
         self.prefetched.num_claimed += 1
 
     def finish_load(self, key: AdapterKey) -> None:
@@ -163,6 +171,7 @@ class Residency:
         if not entry.is_unclaimed:
             self._evictable_bytes += entry.num_bytes
         entry.state = State.RESIDENT
+        self._version += 1
         self._touch(key)
 
     def fail_load(self, key: AdapterKey) -> None:
@@ -210,6 +219,7 @@ class Residency:
 
     def _remove(self, key: AdapterKey) -> None:
         entry = self._entries.pop(key)
+        self._version += 1
         self._held_bytes -= entry.num_bytes
         if entry.is_unclaimed:
             self.prefetched.num_wasted += 1

@@ -51,6 +51,11 @@ class AdmissionView(Protocol):
         request has needed it yet."""
         ...
 
+    @property
+    def adapters_version(self) -> int:
+        """A number that changes with `adapter_state` of any request."""
+        ...
+
     def fits(self, request: Request) -> bool:
         """True if there are KV blocks for it now."""
         ...

@@ -149,7 +149,7 @@ class CostModel:
         Returns ms, float64 of shape (k,), never negative.
         """
         sizes = np.asarray(chunk_tokens, np.float64)
-        buckets = ((step.num_tokens + sizes) / _BUCKET_TOKENS).astype(np.intp)
+        buckets = ((step.num_tokens + sizes - 1.0) / _BUCKET_TOKENS).astype(np.intp)
         factors = self._factors.take(buckets, mode="clip")
         return self._terms.chunks_ms(step, sizes, start, longest) * factors
 
@@ -352,4 +352,5 @@ class CostModel:
 
 
 def _bucket(num_tokens: int) -> int:
-    return min(num_tokens // _BUCKET_TOKENS, _NUM_BUCKETS - 1)
+    """Of numbers of tokens up to a multiple, since that is where hardware is full."""
+    return min(max(0, num_tokens - 1) // _BUCKET_TOKENS, _NUM_BUCKETS - 1)

@@ -324,7 +324,7 @@ class FairQueue:
         return self._share.may_fill_gap(tenant, self._cost_ms(request, view))
 
     def _push_head(self, heads: list[_Head], tenant: str, view: AdmissionView) -> None:
-        request = self._tenants[tenant].first(view.adapter_state)
+        request = self._tenants[tenant].first_known(view.adapter_state, view.adapters_version)
         if request is None:
             self._parked.add(tenant)
             self._share.stop_waiting(tenant)
@@ -336,7 +336,7 @@ class FairQueue:
     def _unpark(self, view: AdmissionView) -> None:
         for tenant in sorted(self._parked):
             queue = self._tenants[tenant]
-            if queue.first(view.adapter_state) is not None:
+            if queue.first_known(view.adapter_state, view.adapters_version) is not None:
                 self._parked.remove(tenant)
                 self._share.wait(tenant, queue.weight)
 

@@ -79,6 +79,11 @@ class Outlook:
             return State.ABSENT
         return state
 
+    @property
+    def adapters_version(self) -> int:
+        """See `AdmissionView.adapters_version`."""
+        return self._residency.version
+
     def shared(self, request: Request) -> list[int]:
         """Blocks that it can take over instead of computing them."""
         return self._blocks.shared(request, self._computed)

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.cached_block import Namespace
 from loraplex.engine.host_blocks import HostCopy
 from loraplex.engine.plan import Logprobs, Penalties, SampleSpec
 from loraplex.engine.protocol import Explained, Sampling, Submit, TokenLogprob, Usage
@@ -81,10 +82,13 @@ class Submission:
     """True once a choice ended at its cap on tokens."""
     prompt_ids: tuple[int, ...] = ()
     """Distinct ids of the prompt, where a penalty is on them."""
+    namespace: Namespace = field(init=False)
+    """Where its blocks are known."""
     waited_until_s: float | None = None
     """When the first step that computed any of it was planned, or it ended without one."""
 
     def __post_init__(self) -> None:
+        self.namespace = Namespace(self.submit.tenant, self.submit.adapter)
         if self.sampling.repetition_penalty != 1:
             self.prompt_ids = tuple(set(self.submit.prompt))
 

@@ -84,7 +84,9 @@ class RequestBlocks:
 
         A prompt's blocks are in the tables of other choices too.
         """
-        choices = request.submission.open if request.row < 0 else (request,)
+        if request.row >= 0:
+            return request.num_computed_tokens >= request.enter_at and self._enter(request)
+        choices = request.submission.open
         is_replaced = False
         for choice in choices:
             if choice.status is Status.RUNNING and choice.num_computed_tokens >= choice.enter_at:
@@ -133,5 +135,4 @@ class RequestBlocks:
 
 
 def _namespace(submission: Submission) -> Namespace:
-    submit = submission.submit
-    return Namespace(submit.tenant, submit.adapter)
+    return submission.namespace

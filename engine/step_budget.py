@@ -31,7 +31,6 @@ _WORTH_IT = 0.05
 _ERRORS = 2.0
 """The same in standard deviations of the predictions' errors, where that is more."""
 _NUM_SIZES = 24
-_EDGES = np.array(EDGES)
 
 
 class Demand(NamedTuple):
@@ -113,7 +112,6 @@ class StepBudget:
 
 def _candidates(num_tokens: int, floor: int, at_most: int) -> NDArray[np.int64]:
     """Sizes from `floor` to `at_most`, those among them that end at an edge of the hardware."""
-    evenly = floor + (at_most - floor) * np.arange(_NUM_SIZES + 1) // _NUM_SIZES
-    at_edges = _EDGES - num_tokens
-    at_edges = at_edges[(at_edges > floor) & (at_edges < at_most)]
-    return np.unique(np.concatenate((evenly, at_edges)))
+    sizes = {floor + (at_most - floor) * i // _NUM_SIZES for i in range(_NUM_SIZES + 1)}
+    sizes.update(edge - num_tokens for edge in EDGES if floor < edge - num_tokens < at_most)
+    return np.array(sorted(sizes))

@@ -36,6 +36,9 @@ class TenantQueue:
         self._preempted: OrderedDict[str, Request] = OrderedDict()
         self._programs: dict[bool, dict[str, OrderedDict[str, Request]]] = {True: {}, False: {}}
         self._num_skips = 0
+        self._found: tuple[int, Request | None] | None = None
+        """What `first` found last, in which version of adapters' states; until something changes.
+        """
 
     def __len__(self) -> int:
         return len(self._by_age) + len(self._preempted)
@@ -63,6 +66,7 @@ class TenantQueue:
 
     def add(self, request: Request) -> None:
         """Take a request that has just arrived."""
+        self._found = None
         self._by_age[request.key] = request
         submit = request.submission.submit
         programs = self._programs[submit.service_tier == "priority"]
@@ -70,11 +74,13 @@ class TenantQueue:
 
     def put_back(self, request: Request) -> None:
         """Take a request that was preempted: it is older than all that wait."""
+        self._found = None
         self._preempted[request.key] = request
         self._preempted.move_to_end(request.key, last=False)
 
     def remove(self, request: Request) -> None:
         """Forget a request that ended while it waited."""
+        self._found = None
         if self._preempted.pop(request.key, None) is not None:
             return
         if self._oldest() is request:
@@ -98,6 +104,15 @@ class TenantQueue:
             return True
         oldest = self._oldest()
         return request is oldest or state(oldest) is State.LOADING
+
+    def first_known(self, state: Callable[[Request], State], version: int) -> Request | None:
+        """What `first` says; `version` changes with `state`."""
+        if self._found is not None and self._found[0] == version:
+            return self._found[1]
+        request = self.first(state)
+        if all(len(programs) < 2 for programs in self._programs.values()):
+            self._found = version, request  # else it changes with what programs have had
+        return request
 
     def first(
         self, state: Callable[[Request], State], *, resident_only: bool = False

@@ -209,3 +209,11 @@ def test_a_load_of_one_tenant_holds_up_no_other() -> None:
     assert AdapterKey("a", "x") in world.loading
     other = world.add("b")
     assert begun(step(world)) == [other]
+
+
+def test_those_who_waited_for_one_load_are_all_found_when_it_has_ended() -> None:
+    world = World()
+    for _ in range(3):
+        world.add("f", adapter="x")
+    world.drain(max_steps=30)
+    assert world.num_ended == 3

@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from tests.engine.fair_world import SETTINGS, World
 from tests.engine.linear_costs import LinearCosts
 
 from loraplex.adapters.residency import State
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.core import StepReport
+from loraplex.engine.events import Events
+from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.plan import StepPlan
 from loraplex.engine.simulation.copies import CopyLink
 
@@ -192,3 +196,24 @@ def _run(link: CopyLink, now: list[float], until_s: float, at_s: dict[str, float
         now[0] = max(now[0], link.next_arrival_s)
         at_s |= {arrival.key.digest: now[0] for arrival in link.arrivals()}
     now[0] = until_s
+
+
+def test_metrics_tell_what_became_of_prefetches() -> None:
+    w = world(adapter_bytes=2)
+    metrics = WorkerMetrics(CollectorRegistry(), w.scheduler, w.residency, w.config.num_blocks)
+    w.add("a", num_output_tokens=30)
+    w.step()
+    w.add("a", adapter="x")
+    w.drain()
+    w.add("a", num_output_tokens=10)
+    w.step()
+    waits = w.add("a", adapter="y")
+    w.step()
+    w.abort(waits)
+    w.add("b", adapter="z")
+    w.drain()
+    metrics.observe(StepReport(StepPlan(1), Events()))
+    text = metrics.render()
+    for state, count in (("started", 3), ("claimed", 2), ("wasted", 1)):
+        assert f'loraplex_adapter_prefetches_total{{state="{state}"}} {count}.0' in text
+    assert "loraplex_adapter_prefetch_wasted_bytes_total 2.0" in text

@@ -207,6 +207,38 @@ def test_choices_that_share_a_block_which_another_request_has_computed_too_hold_
     assert 32 - world.scheduler.num_free_blocks == 3 + 1
 
 
+def test_choices_hold_what_they_share_with_each_other_and_with_another_request_as_one_path() -> (
+    None
+):
+    world = World(max_step_tokens=26)
+    world.scheduler.add(submit("a", (*PROMPT[:8], 90, 91, 92, 93, 94), max_tokens=1), now=0.0)
+    world.scheduler.add(submit("b", n=3, max_tokens=1), now=0.0)
+    world.step()  # both first requests end in it, the other choices have not begun to compute
+    assert world.scheduler.num_running == 2
+    world.step()
+    assert not world.scheduler.has_work
+
+
+def test_two_that_generate_the_same_hold_it_once() -> None:
+    world = World()
+    for name in "ab":
+        world.scheduler.add(submit(name, max_tokens=12), now=0.0)
+    for _ in range(9):
+        world.step()  # which checks the tables of those that decode
+    # Of 13 + 8 computed tokens five full blocks, and one each for what follows.
+    assert 32 - world.scheduler.num_free_blocks == 5 + 2
+
+
+def test_what_choices_share_in_a_step_that_fails_was_never_computed() -> None:
+    world = World(max_step_tokens=13)
+    world.scheduler.add(submit("a", n=2), now=0.0)
+    plan = world.scheduler.plan(now=0.0)
+    assert world.scheduler.num_running == 2
+    world.scheduler.fail_step(plan, "broken")
+    world.scheduler.check()
+    assert cached(world.run(submit("b"))[1]) == 0
+
+
 def test_a_request_that_finds_its_prompt_fits_where_it_would_not_else() -> None:
     world = World(num_blocks=12)
     world.scheduler.add(submit("a", tuple(range(33)), max_tokens=12), now=0.0)

@@ -1,16 +1,21 @@
 """Preempted requests whose keys and values are kept on the host."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from tests.engine import build
 from tests.engine.linear_costs import LinearCosts
 from tests.engine.simulated_runner import SimulatedRunner, expected_output
 
+from loraplex.adapters.residency import Residency
+from loraplex.engine.core import StepReport
 from loraplex.engine.events import Events
 from loraplex.engine.host_blocks import HostBlocks, HostCopy
+from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.plan import StepPlan
 from loraplex.engine.scheduler import Scheduler
 
@@ -157,6 +162,47 @@ def test_copies_are_charged_to_whom_they_were_for_and_are_no_part_of_a_steps_tim
         world.step(copy_ms=2.5)
     assert told == {"b": 5.0}
     assert set(observed) == {1.0}
+
+
+def test_host_blocks_that_a_step_reads_are_free_from_the_next_step_on() -> None:
+    world = World()
+    world.run_until_preempted()
+    swapping = world.scheduler.blocks.swapping
+    (request,) = [r for r in world.scheduler._requests.values() if r.host_copy is not None]
+    num_blocks, num_free = len(request.host_copy.blocks), swapping.num_free_blocks
+    request.block_table = list(range(num_blocks))
+    draft = SimpleNamespace(copies_in=[])
+    swapping.copy_back(request, draft)
+    assert len(draft.copies_in[0].host_blocks) == num_blocks
+    assert swapping.num_free_blocks == num_free
+    swapping.begin_step()
+    assert swapping.num_free_blocks == num_free + num_blocks
+
+
+def test_a_request_that_does_not_decode_is_not_copied() -> None:
+    scheduler, runner = build.scheduler(CONFIG), SimulatedRunner(12, 4)
+    scheduler.add(build.submit("a", 30, 3), now=0.0)
+    (request,) = scheduler._requests.values()
+    copied_ms = []
+    for _ in range(2):
+        plan = scheduler.plan(now=0.0)
+        scheduler.commit(plan, runner.run(plan))
+        copied_ms.append(scheduler.blocks.swapping.round_trip_ms(request))
+    assert copied_ms == [None, pytest.approx(2 * 8 * 0.1)]
+
+
+def test_metrics_tell_which_way_preempted_requests_went() -> None:
+    registry = CollectorRegistry()
+    world = World()
+    metrics = WorkerMetrics(registry, world.scheduler, Residency(0), 12)
+    world.run_until_preempted()
+    metrics.observe(StepReport(world.plans[-1], Events()))
+    value = registry.get_sample_value
+    ways = {way: value("loraplex_preemptions_total", {"way": way}) for way in ("swap", "recompute")}
+    assert ways == {"swap": 1, "recompute": 0}
+    num_held = len(world.plans[-1].copies_out[0].host_blocks)
+    assert value("loraplex_host_kv_blocks", {"state": "held"}) == num_held
+    assert value("loraplex_host_kv_blocks", {"state": "free"}) == 16 - num_held
 
 
 @given(

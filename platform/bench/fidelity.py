@@ -39,6 +39,7 @@ from loraplex.engine.simulation.workload import (
 from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.bench.adapters import BenchAdapter, write_adapters
 from loraplex.platform.bench.machine import Machine, describe_machine
+from loraplex.platform.bench.random_model import LlamaShape, write_random_llama
 from loraplex.platform.bench.replay import (
     END_TOKEN,
     Clock,
@@ -54,6 +55,17 @@ from loraplex.platform.worker import EngineParts, compose_engine, model_config
 _NUM_ADAPTERS = 6
 _MIB = 1 << 20
 _LOADING_S = 5.0
+RANDOM_MODEL = "random"
+_SHAPE = LlamaShape(
+    hidden_size=256,
+    num_layers=8,
+    num_heads=8,
+    num_kv_heads=4,
+    intermediate_size=768,
+    vocab_size=4096,
+    max_position_embeddings=2048,
+)
+"""So small that a minute has some thousand steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +160,9 @@ class Bench:
 
     def __init__(self, settings: Settings, plan: FidelityPlan, folder: Path) -> None:
         self.settings = settings.model_copy(update={"data_dir": folder})
+        if settings.model == RANDOM_MODEL:
+            write_random_llama(folder / RANDOM_MODEL, _SHAPE, plan.seed)
+            settings = settings.model_copy(update={"model": str(folder / RANDOM_MODEL)})
         loaded = load_model(model_config(settings))
         self.model: LoadedModel = replace(loaded, eos_token_ids=frozenset({END_TOKEN}))
         self.adapters = tuple(islice(write_adapters(self.model, folder, plan.seed), _NUM_ADAPTERS))

@@ -1,18 +1,20 @@
 """`loraplex bench fidelity`."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from loraplex.platform.cli.context import AsJson, DataDir, failure, reporting_errors
 from loraplex.platform.cli.output import print_json, print_table, show_progress
 
-Model = Annotated[str | None, typer.Option(help="Base model: `demo`, a folder or a hub name.")]
+Model = Annotated[
+    str, typer.Option(help="Base model: `random` (small), `demo`, a folder or a hub name.")
+]
 
 
 def fidelity(
-    model: Model = None,
+    model: Model = "random",
     seconds: Annotated[
         float, typer.Option(min=5, max=3600, help="Of the trace that is compared.")
     ] = 60.0,
@@ -40,7 +42,6 @@ def fidelity(
     try:
         with reporting_errors():
             settings = load_settings(data_dir, None)
-            update: dict[str, Any] = {} if model is None else {"model": model}
             prepare_worker_environment()
             from loraplex.platform.bench.fidelity import FidelityPlan, measure_fidelity
 
@@ -51,7 +52,9 @@ def fidelity(
                 by_processor_time=processor_time,
                 seed=seed,
             )
-            result = measure_fidelity(settings.model_copy(update=update), plan, show_progress)
+            result = measure_fidelity(
+                settings.model_copy(update={"model": model}), plan, show_progress
+            )
     except (EngineError, BenchFailed, DemoModelMissing) as error:
         raise failure(str(error)) from None
     typer.echo("", err=True)

@@ -140,7 +140,7 @@ def _slora_limits(setup: Setup) -> SloraLimits:
     )
 
 
-_KNOW_LENGTHS = {"slora", "vtc"}
+_KNOW_LENGTHS = frozenset({"slora", "vtc"})
 
 POLICIES: Mapping[str, Callable[[Setup], AdmissionPolicy]] = {
     "fair": lambda setup: FairAdmission(_fair(setup)),

@@ -21,7 +21,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.config import Targets
 from loraplex.engine.core import StepReport
 from loraplex.engine.cost import CostModel, Subject
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.memory import PoolSizes
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
 from loraplex.engine.simulation.devices import Device, LearnedTimes

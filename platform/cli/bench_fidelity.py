@@ -1,12 +1,15 @@
 """`loraplex bench fidelity`."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loraplex.platform.cli.context import AsJson, DataDir, failure, reporting_errors
 from loraplex.platform.cli.output import print_json, print_table, show_progress
+
+if TYPE_CHECKING:
+    from loraplex.platform.bench.fidelity import FidelityResult
 
 Model = Annotated[
     str, typer.Option(help="Base model: `random` (small), `demo`, a folder or a hub name.")
@@ -60,7 +63,11 @@ def fidelity(
     typer.echo("", err=True)
     if as_json:
         print_json([asdict(result)])
-        return
+    else:
+        _print(result)
+
+
+def _print(result: "FidelityResult") -> None:
     typer.echo(str(result.machine))
     typer.echo(
         f"{result.num_requests} requests, {result.num_steps} steps; learned from "

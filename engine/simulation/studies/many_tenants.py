@@ -148,7 +148,7 @@ def _lateness(run: Run, tenants: set[str]) -> Floats:
         for record, wait_s in _fluid_waits(run)
         if record.tenant in tenants and record.ttft_s is not None
     )
-    return np.maximum(np.fromiter(late, float), 0.0)
+    return np.fromiter((max(0.0, ms) for ms in late), float)
 
 
 def _fluid_waits(run: Run) -> list[tuple[Record, float]]:

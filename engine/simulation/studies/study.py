@@ -1,7 +1,7 @@
 """What all studies have in common: where things are, tables, pictures."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +14,7 @@ from loraplex.engine.simulation.records import Run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = {
+COLOURS: Mapping[str, str] = {
     "fair": "#0b6e4f",
     "fcfs": "#8d99ae",
     "slora": "#5c677d",

@@ -165,8 +165,8 @@ def test_what_could_not_be_loaded_is_not_prefetched_again() -> None:
         w.add("a", adapter=name)
         w.drain()
     w.add("a", num_output_tokens=20)
-    w.step()
-    assert w.loading
+    while not w.loading:
+        w.step()
     w.fail_load(key("often"))
     w.drain()
     assert w.residency.state(key("often")) is State.ABSENT
@@ -217,3 +217,17 @@ def test_metrics_tell_what_became_of_prefetches() -> None:
     for state, count in (("started", 3), ("claimed", 2), ("wasted", 1)):
         assert f'loraplex_adapter_prefetches_total{{state="{state}"}} {count}.0' in text
     assert "loraplex_adapter_prefetch_wasted_bytes_total 2.0" in text
+
+
+def test_a_large_adapter_is_not_given_up_for_a_small_one_that_as_many_wait_for() -> None:
+    w = world(adapter_bytes=4)
+    w.add("a", adapter="large", num_bytes=4)
+    w.drain()
+    w.add("a", num_output_tokens=30)
+    w.step()
+    w.add("a", adapter="large", num_bytes=4)
+    w.add("a", adapter="small", num_bytes=1)
+    for _ in range(20):
+        w.step()
+    assert w.residency.state(key("large")) is State.RESIDENT
+    w.drain()

@@ -7,11 +7,51 @@ https://arxiv.org/abs/2507.10150).
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from loraplex.engine.cost_features import Floats
 from loraplex.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Profile:
+    """The pool just before each of those ends that run; arrays are of these moments, the last
+    first."""
+
+    left: Floats
+    """Steps until then."""
+    held: Floats
+    """Tokens that those hold now who still run then."""
+    most_later: Floats
+    """The most that is held then or at a later moment."""
+    most_sooner: Floats
+    """The most that is held then or sooner, and by one more that has as many tokens as steps have
+    passed."""
+
+    @classmethod
+    def of(cls, left: Floats, tokens: Floats) -> "_Profile":
+        """From steps until each ends, the last first, and the tokens that each holds now."""
+        held = tokens.cumsum()
+        total = held + np.arange(1, len(left) + 1) * left
+        return cls(
+            left,
+            held,
+            np.maximum.accumulate(total),
+            np.maximum.accumulate((total + left)[::-1])[::-1],
+        )
+
+    def peak_with(self, num_tokens: float, output_left: float) -> float:
+        """The most that will be held if one more starts now."""
+        place = int(np.searchsorted(-self.left, -output_left))
+        others = self.held[place - 1] if place else 0.0
+        peak = others + num_tokens + (place + 1) * output_left
+        if place:
+            peak = max(peak, self.most_later[place - 1])
+        if place < len(self.left):
+            peak = max(peak, self.most_sooner[place] + num_tokens)
+        return float(peak)
 
 
 class KvForecast:
@@ -27,6 +67,7 @@ class KvForecast:
         self._bases: list[float] = []
         self._sum_of_bases = 0.0
         self._step = 0
+        self._profile: _Profile | None = None
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -34,6 +75,7 @@ class KvForecast:
     def next_step(self) -> None:
         """A step is planned."""
         self._step += 1
+        self._profile = None
 
     def start(self, request: Request, num_tokens: float, output_left: float) -> None:
         """One runs from now on, holds so many tokens, and is expected to generate so many more."""
@@ -43,6 +85,7 @@ class KvForecast:
         self._ends.insert(place, end)
         self._bases.insert(place, base)
         self._sum_of_bases += base
+        self._profile = None
 
     def stop(self, request: Request) -> None:
         """It holds nothing any more."""
@@ -60,12 +103,12 @@ class KvForecast:
 
     def peak(self, num_tokens: float, output_left: float) -> float:
         """The most tokens that will be held at a time if one more starts now."""
-        self._expect_overdue()
-        left = np.array([*self._ends, self._step + output_left]) - self._step
-        held = np.array([*self._bases, num_tokens - self._step]) + self._step
-        order: NDArray[np.intp] = np.argsort(-left)
-        by_end = held[order].cumsum() + np.arange(1, len(left) + 1) * left[order]
-        return float(by_end.max())
+        if self._profile is None:
+            self._expect_overdue()
+            self._profile = _Profile.of(
+                np.array(self._ends[::-1]) - self._step, np.array(self._bases[::-1]) + self._step
+            )
+        return self._profile.peak_with(num_tokens, output_left)
 
     def _expect_overdue(self) -> None:
         while self._requests and self._ends[0] <= self._step:
@@ -76,3 +119,4 @@ class KvForecast:
     def _remove(self, place: int) -> None:
         del self._requests[place], self._ends[place]
         self._sum_of_bases -= self._bases.pop(place)
+        self._profile = None

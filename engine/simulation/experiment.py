@@ -88,6 +88,8 @@ def run_policy(
     use = BoundUse(made.main.share, sorted({r.tenant for r in setup.requests}))
     simulation = Simulation(setup.device, load, made, residency, use.look)
     run = simulation.run(show)
+    made.check()
+    assert made.main.share.num_open == 0, "a charge outlived its request"
     run.bound_used = use.widest_ms / bound_ms(_fair(setup), _largest_ms(setup, cap, simulation))
     return run
 

@@ -39,6 +39,7 @@ from loraplex.engine.simulation.workload import (
 from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.bench.adapters import BenchAdapter, write_adapters
 from loraplex.platform.bench.machine import Machine, describe_machine
+from loraplex.platform.bench.random_model import LlamaShape, write_random_llama
 from loraplex.platform.bench.replay import (
     END_TOKEN,
     Clock,
@@ -53,8 +54,18 @@ from loraplex.platform.worker import EngineParts, compose_engine, model_config
 
 _NUM_ADAPTERS = 6
 _MIB = 1 << 20
-_MEDIAN_OF_NORMAL = 0.6745
-"""Of the size of a normal value of deviation 1."""
+_LOADING_S = 5.0
+RANDOM_MODEL = "random"
+_SHAPE = LlamaShape(
+    hidden_size=256,
+    num_layers=8,
+    num_heads=8,
+    num_kv_heads=4,
+    intermediate_size=768,
+    vocab_size=4096,
+    max_position_embeddings=2048,
+)
+"""So small that a minute has some thousand steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,9 @@ class Bench:
 
     def __init__(self, settings: Settings, plan: FidelityPlan, folder: Path) -> None:
         self.settings = settings.model_copy(update={"data_dir": folder})
+        if settings.model == RANDOM_MODEL:
+            write_random_llama(folder / RANDOM_MODEL, _SHAPE, plan.seed)
+            settings = settings.model_copy(update={"model": str(folder / RANDOM_MODEL)})
         loaded = load_model(model_config(settings))
         self.model: LoadedModel = replace(loaded, eos_token_ids=frozenset({END_TOKEN}))
         self.adapters = tuple(islice(write_adapters(self.model, folder, plan.seed), _NUM_ADAPTERS))
@@ -210,6 +224,23 @@ class Bench:
             )
         return tuple(fitting)
 
+    def warm(self, requests: Requests) -> Requests:
+        """The same after one request for each adapter, which load them."""
+        first = requests[0]
+        loads = [
+            replace(
+                first,
+                arrival_s=0.0,
+                prompt_tokens=8,
+                output_tokens=1,
+                adapter=a.digest,
+                rank=a.rank,
+            )
+            for a in self.adapters
+        ]
+        later = [replace(r, arrival_s=r.arrival_s + _LOADING_S) for r in requests]
+        return (*loads, *later)
+
     def learn(self, plan: FidelityPlan) -> tuple[float, Watch]:
         """Requests a second that this machine can do, and what its steps taught."""
         subject = Subject(self.model.config.name, self.model.config.device)
@@ -268,8 +299,8 @@ def measure_fidelity(
         show("learning how long steps take")
         rate, watch = bench.learn(plan)
         learned_steps, profile = watch.costs.num_steps, watch.costs.to_json()
-        noise = float(np.median(np.abs(watch.errors))) / _MEDIAN_OF_NORMAL
-        requests = bench.requests(plan, plan.load * rate, plan.seconds, plan.seed)
+        noise = float(np.std(np.clip(watch.errors, -1.0, 1.0)))
+        requests = bench.warm(bench.requests(plan, plan.load * rate, plan.seconds, plan.seed))
         setup = bench.setup(bench.device(watch), requests, noise)
         simulated = run_policy(setup, settings.scheduling)
         runs, errors = [], []
@@ -285,11 +316,13 @@ def measure_fidelity(
             learned_steps=learned_steps,
             step_p50_error=float(np.percentile(np.abs(errors), 50)),
             step_p95_error=float(np.percentile(np.abs(errors), 95)),
-            compared=_compare(*runs, simulated),
+            compared=_compare(len(bench.adapters), *runs, simulated),
         )
 
 
-def _compare(*runs: Run) -> tuple[Compared, ...]:
+def _compare(num_warm: int, *runs: Run) -> tuple[Compared, ...]:
+    for run in runs:
+        del run.records[:num_warm]
     measured = [measure(run) for run in runs]
     names = ("tokens_per_s", "p50_ttft_s", "p99_ttft_s", "p99_tpot_s", "max_diff", "avg_diff")
     compared = [Compared(name, *(getattr(each, name) for each in measured)) for name in names]

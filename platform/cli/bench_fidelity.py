@@ -1,7 +1,7 @@
 """`loraplex bench fidelity`."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,13 @@ from loraplex.platform.cli.output import print_json, print_table, show_progress
 if TYPE_CHECKING:
     from loraplex.platform.bench.fidelity import FidelityResult
 
-Model = Annotated[str | None, typer.Option(help="Base model: `demo`, a folder or a hub name.")]
+Model = Annotated[
+    str, typer.Option(help="Base model: `random` (small), `demo`, a folder or a hub name.")
+]
 
 
 def fidelity(
-    model: Model = None,
+    model: Model = "random",
     seconds: Annotated[
         float, typer.Option(min=5, max=3600, help="Of the trace that is compared.")
     ] = 60.0,
@@ -43,7 +45,6 @@ def fidelity(
     try:
         with reporting_errors():
             settings = load_settings(data_dir, None)
-            update: dict[str, Any] = {} if model is None else {"model": model}
             prepare_worker_environment()
             from loraplex.platform.bench.fidelity import FidelityPlan, measure_fidelity
 
@@ -54,7 +55,9 @@ def fidelity(
                 by_processor_time=processor_time,
                 seed=seed,
             )
-            result = measure_fidelity(settings.model_copy(update=update), plan, show_progress)
+            result = measure_fidelity(
+                settings.model_copy(update={"model": model}), plan, show_progress
+            )
     except (EngineError, BenchFailed, DemoModelMissing) as error:
         raise failure(str(error)) from None
     typer.echo("", err=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 POLICIES = ("slora", "vtc", "dlpm", "chameleon", "fcfs", "fair")
-QUANTA_MS = (50, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
+QUANTA_MS = (50, 500, 2000, 5000, 10_000, 20_000, 50_000)
 _NOISE = 0.02
 _SHOWN_TENANTS = 8
 

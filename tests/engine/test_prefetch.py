@@ -151,6 +151,26 @@ def test_loads_over_the_budget_wait_for_those_under_way_and_nobody_is_given_more
     w.drain()
 
 
+def test_a_prefetch_that_is_claimed_while_loads_use_the_budget_goes_on() -> None:
+    w = World(
+        replace(SETTINGS, max_open=6), max_transfer_bytes=4, adapter_bytes=12, prefetch="queue"
+    )
+    blocker = w.add("a", num_output_tokens=40, num_prompt_tokens=8)
+    w.step()
+    w.sizes |= {key(name): 2 for name in "vw"}
+    for name in "vw":
+        w.scheduler._loads.prefetch(key(name), 2, w.scheduler._draft)
+    assert w.scheduler._loads.spare_bytes == 0
+    w._audit_plan(StepPlan(0, prefetches=(key("v"), key("w"))))
+    for name in "xyvw":
+        w.add("a", adapter=name)
+    w.step()
+    states = [w.residency.state(key(name)) for name in "xyvw"]
+    assert states == [State.LOADING] * 4
+    w.abort(blocker)
+    w.drain()
+
+
 def test_an_evicted_adapter_that_is_asked_for_more_than_what_replaced_it_comes_back() -> None:
     w = world("all", adapter_bytes=2)
     for _ in range(6):

@@ -18,9 +18,9 @@ def residency(monkeypatch: pytest.MonkeyPatch) -> Residency:
     return Residency(100)
 
 
-def ask_for_others(residency: Residency) -> None:
-    for _ in range(3):
-        for number in range(2 * MOST):
+def ask_for_others(residency: Residency, num_others: int) -> None:
+    for number in range(num_others):
+        for _ in range(5):
             residency.demand.arrived(AdapterKey("other", str(number)), 2)
 
 
@@ -34,7 +34,7 @@ def step(scheduler: Scheduler, runner: SimulatedRunner, residency: Residency) ->
 
 
 def test_a_request_for_one_that_is_new_is_taken_and_may_be_aborted(residency: Residency) -> None:
-    ask_for_others(residency)
+    ask_for_others(residency, MOST)
     scheduler = build.scheduler(residency=residency)
     scheduler.add(build.submit("r", adapter="new"), 0.0, 2)
     scheduler.check()
@@ -54,7 +54,7 @@ def test_a_request_is_preempted_whose_adapter_was_forgotten_while_it_ran(
     for _ in range(2):
         step(scheduler, runner, residency)
     assert scheduler.num_running == 2
-    ask_for_others(residency)
+    ask_for_others(residency, 2 * MOST)
     num_preempted = 0
     while scheduler.has_work:
         num_preempted += len(step(scheduler, runner, residency).preempted)

@@ -114,7 +114,9 @@ class FairShare:
         missing = at_most - len(first)
         if missing <= 0:
             return first
-        due = ((d, t) for d, t in self._due if self._is_due(d, t))
+        # The heap's beginning holds about the smallest, and is all that is looked at.
+        heap = islice(self._due, 4 * at_most)
+        due = ((d, t) for d, t in heap if self._is_due(d, t))
         return first + [tenant for _, tenant in nsmallest(missing, due)]
 
     @property

@@ -65,15 +65,15 @@ class FirstTokens:
         shortest_ms = self._own_ms(request, _IDLE)
         if shortest_ms > deadline_ms:
             raise DeadlineUnreachable(
-                f"the first token would come after {shortest_ms:.0f} ms even if nothing else ran, "
-                f"later than the deadline of {deadline_ms:g} ms",
+                f"the first token would come after {shortest_ms:.0f} ms even if nothing else ran; "
+                f"its deadline is in {deadline_ms:.0f} ms",
                 None,
             )
         first_ms = self._first_token_ms(request)
         if first_ms > deadline_ms:
             raise DeadlineUnreachable(
-                f"the first token would come after about {first_ms:.0f} ms, later than the "
-                f"deadline of {deadline_ms:g} ms",
+                f"the first token would come after about {first_ms:.0f} ms; its deadline is in "
+                f"{deadline_ms:.0f} ms",
                 (first_ms - deadline_ms) / 1e3,
             )
         latest_s = now + (deadline_ms - shortest_ms) / 1e3
@@ -96,8 +96,7 @@ class FirstTokens:
                 yield (
                     submission,
                     DeadlineUnreachable(
-                        "it waited until its first token could not come by the deadline of "
-                        f"{deadline_ms:g} ms any more",
+                        "it waited until its first token could not come by its deadline any more",
                         max(0.0, late_ms) / 1e3,
                     ),
                 )

@@ -37,12 +37,14 @@ class BlockPool:
 
     def num_free_beside(self, blocks: Sequence[int]) -> int:
         """The same, once these blocks are held, which are held or cached."""
-        num_cached = 0
-        for block in reversed(blocks):  # those that are held come first: see `PrefixCache`
-            if self._num_holders[block]:
-                break
-            num_cached += 1
-        return self.num_free - num_cached
+        return self.num_free - (len(blocks) - self.num_held(blocks))
+
+    def num_held(self, blocks: Sequence[int]) -> int:
+        """Of blocks with which a sequence begins: those that are held. The others are cached."""
+        num_held = len(blocks)
+        while num_held and not self._num_holders[blocks[num_held - 1]]:
+            num_held -= 1  # those that are held come first: see `PrefixCache`
+        return num_held
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` positions."""

@@ -1,12 +1,14 @@
 """Metrics of one worker, in a registry given to it. Label sets are closed; no tenant is a label."""
 
 from dataclasses import replace
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from loraplex.adapters.residency import Residency
 from loraplex.engine.cache_metrics import CacheCollector
 from loraplex.engine.core import StepReport
+from loraplex.engine.protocol import RejectionCode
 from loraplex.engine.scheduler import Scheduler
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -66,6 +68,7 @@ class WorkerMetrics:
             "loraplex_adapter_loads", "Adapter transfers that were started.", registry=registry
         )
         self._prefetches = _PrefetchMetrics(registry, residency)
+        self._refusals = _refusal_counter(registry)
         self._request_failures = Counter(
             "loraplex_request_failures",
             "Requests that failed while they ran, by cause.",
@@ -86,6 +89,8 @@ class WorkerMetrics:
         self._prefetches.observe()
         for finished in events.finished:
             self._queue_seconds.observe(finished.queue_ms / 1e3)
+        for rejected in events.rejected:
+            self._refusals.labels(rejected.code).inc()
         for failed in events.failed:
             self._request_failures.labels(failed.code).inc()
         if plan.num_requests:
@@ -166,3 +171,15 @@ class _PrefetchMetrics:
         self._prefetches.labels("wasted").inc(now.num_wasted - seen.num_wasted)
         self._wasted_bytes.inc(now.wasted_bytes - seen.wasted_bytes)
         self._seen = replace(now)
+
+
+def _refusal_counter(registry: CollectorRegistry) -> Counter:
+    counter = Counter(
+        "loraplex_worker_refusals",
+        "Requests that the worker refused before anything of them ran; `late`: for their deadline.",
+        ["code"],
+        registry=registry,
+    )
+    for code in get_args(RejectionCode):
+        counter.labels(code)
+    return counter

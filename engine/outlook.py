@@ -47,13 +47,11 @@ class Outlook:
         self._running, self._computed, self._step_ms = running, computed, step_ms
         self._forecast.next_step()
 
-    def started(self, request: Request, num_shared: int) -> None:
-        """It runs from now on; `num_shared` of its blocks were held or cached before."""
+    def starts(self, request: Request, shared: list[int]) -> None:
+        """It is about to take over these blocks and run."""
         if not request.expected_tokens:
             self._expect(request)
-        self._forecast.start(
-            request, self._own_tokens(request, num_shared), self._output_left(request)
-        )
+        self._forecast.start(request, self._own_tokens(request, shared), self._output_left(request))
 
     def stopped(self, request: Request) -> None:
         """It has ended or lost its blocks."""
@@ -187,14 +185,14 @@ class Outlook:
             return False
         if not request.expected_tokens:
             self._expect(request)
-        own = self._own_tokens(request, len(shared))
+        own = self._own_tokens(request, shared)
         capacity = self._config.num_blocks * self._config.block_size
         return self._forecast.exceeds(capacity, own, self._output_left(request))
 
-    def _own_tokens(self, request: Request, num_shared: int) -> float:
-        """That it holds beside shared blocks, with half a block that is not full."""
+    def _own_tokens(self, request: Request, shared: list[int]) -> float:
+        """That it will hold beside those that others hold, with half a block that is not full."""
         size = self._pool.block_size
-        return request.num_tokens - num_shared * size + (size - 1) / 2
+        return request.num_tokens - self._pool.num_held(shared) * size + (size - 1) / 2
 
     def _missing_blocks(self, request: Request) -> int:
         return self._missing_beside(self.shared(request), request)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, Self
 
 import msgspec
@@ -54,6 +53,12 @@ class SampleSpec(msgspec.Struct, frozen=True, gc=False):
     forbidden_ids: tuple[int, ...] = ()
     num_top_logprobs: int | None = None
     """Most likely tokens that are reported beside the drawn one; None reports nothing."""
+
+    @classmethod
+    def of(cls, sampling: tuple[float, float, int, float, int], position: int) -> Self:
+        """From an entry of `SAMPLING`."""
+        temperature, top_p, top_k, min_p, seed = sampling
+        return cls(temperature, top_p, top_k, seed, position, min_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +133,23 @@ class Decodes:
         """[n]: number of the output token that each row draws, from 0."""
         return self.positions + 1 - self.roster.num_prompt_tokens
 
-    def chunks(self, run: int) -> Iterator[Chunk]:
-        """The rows of one run as chunks."""
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows as chunks, in order."""
         roster = self.roster
-        first = int(roster.starts[run])
-        last = first + int(roster.lengths[run])
-        for row in range(first, last):
-            temperature, top_p, top_k, min_p, seed = roster.sampling[row].item()
-            plain = partial(SampleSpec, temperature, top_p, top_k, seed, int(self.draws[row]))
-            table = self.block_tables[row]
-            yield Chunk(
-                request_id=roster.keys[row],
-                adapter=roster.adapters[run],
-                token_ids=(int(self.token_ids[row]),),
-                start=int(self.positions[row]),
-                block_table=tuple(table[table >= 0].tolist()),
-                sample=self.specs.get(row) or plain(min_p=min_p),
-            )
+        runs = zip(roster.adapters, roster.lengths.tolist(), strict=True)
+        rows = zip(
+            roster.keys,
+            (adapter for adapter, length in runs for _ in range(length)),
+            self.token_ids.tolist(),
+            self.positions.tolist(),
+            self.block_tables.tolist(),
+            (self.block_tables >= 0).sum(axis=1).tolist(),
+            map(SampleSpec.of, roster.sampling.tolist(), self.draws.tolist()),
+            strict=True,
+        )
+        for row, (key, adapter, token_id, start, table, num_blocks, sample) in enumerate(rows):
+            blocks = tuple(table[:num_blocks])
+            yield Chunk(key, adapter, (token_id,), start, blocks, self.specs.get(row, sample))
 
 
 def no_decodes() -> Decodes:
@@ -250,9 +255,7 @@ class StepPlan:
         come first. Made anew each time, for those who look at single requests."""
         order = self.adapters()
         groups: list[list[Chunk]] = [[] for _ in order]
-        for run, adapter in enumerate(self.decodes.roster.adapters):
-            groups[order[adapter]] += self.decodes.chunks(run)
-        for chunk in self.prefills:
+        for chunk in (*self.decodes.chunks(), *self.prefills):
             groups[order[chunk.adapter]].append(chunk)
         return tuple(chunk for group in groups for chunk in group)
 

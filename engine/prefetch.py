@@ -19,6 +19,9 @@ _MARGIN = 1.5
 """How much more than what it evicts a prefetch must be worth, since estimates err."""
 _MARGIN_OF_GUESSES = 4.0
 """The same for what no request waits for: with 1.5 a third of the bytes were for nothing."""
+_PAUSE_STEPS = 8
+"""Between two looks of which the first found nothing, since to weigh all that is in memory takes a
+while where there is much; and between two guesses."""
 
 
 class Prefetch:
@@ -34,6 +37,7 @@ class Prefetch:
         self._residency = residency
         self._loads = loads
         self._mode = mode
+        self._num_steps = self._queue_from = self._guess_from = 0
         self._gone: OrderedDict[AdapterKey, None] = OrderedDict()
 
     def start(self, upcoming: Iterable[Request], draft: Draft) -> None:
@@ -41,18 +45,31 @@ class Prefetch:
         be admitted first; once after each admission."""
         if self._mode == "none":
             return
-        for key in self._wanted(upcoming) if self._loads.spare_bytes else ():
-            self._try(key, _MARGIN, draft)
         self._note(draft.evictions)
-        if self._mode == "all" and not self._loads.bytes_in_flight:
+        self._num_steps += 1
+        if self._num_steps >= self._queue_from and self._loads.spare_bytes:
+            for key in self._wanted(upcoming):
+                if not self._try(key, _MARGIN, draft):
+                    self._queue_from = self._num_steps + _PAUSE_STEPS
+                    break
+        is_free = self._num_steps >= self._guess_from and not self._loads.bytes_in_flight
+        if self._mode == "all" and is_free:
+            self._guess_from = self._num_steps + _PAUSE_STEPS
             likeliest = self._likeliest()
             if likeliest is not None:
                 self._try(likeliest, _MARGIN_OF_GUESSES, draft)
 
-    def _try(self, key: AdapterKey, margin: float, draft: Draft) -> None:
+    def _try(self, key: AdapterKey, margin: float, draft: Draft) -> bool:
+        """Start a prefetch if there is budget for it and it is worth it."""
         num_bytes = self._residency.demand.num_bytes(key)
-        if num_bytes <= self._loads.spare_bytes and self._is_worth_it(key, margin, draft):
-            self._loads.prefetch(key, num_bytes, draft)
+        if num_bytes > self._loads.spare_bytes:
+            return False
+        if not self._is_worth_it(key, margin, draft):
+            return False
+        num_evicted = len(draft.evictions)
+        self._loads.prefetch(key, num_bytes, draft)
+        self._note(draft.evictions[num_evicted:])
+        return True
 
     def _wanted(self, upcoming: Iterable[Request]) -> Iterator[AdapterKey]:
         """Absent adapters, each once."""

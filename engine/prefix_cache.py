@@ -101,6 +101,7 @@ class PrefixCache:
 
     def evict(self, num_blocks: int) -> list[int]:
         """Forget so many blocks that rest, and return them."""
+        assert num_blocks <= self.num_resting, "too few KV blocks rest"
         evicted: list[int] = []
         for cached in self._order.take(num_blocks):
             tree, block = cached.tree, cached.block

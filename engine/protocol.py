@@ -184,8 +184,11 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Most likely first."""
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """New output of one choice: `ids[0]` is its output token number `sequence` (from 0)."""
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """New output of one choice: `ids[0]` is its output token number `sequence` (from 0).
+
+    A step makes hundreds; none can be part of a cycle, so that collections need not look at them.
+    """
 
     request_id: str
     choice: int = 0

@@ -311,8 +311,8 @@ class Scheduler:
         self._num_waiting_tokens -= request.num_queued_tokens
         if request.adapter is not None:
             self._residency.acquire(request.adapter)
+        self._outlook.starts(request, shared)
         self.blocks.start(request, shared)
-        self._outlook.started(request, len(shared))
         self.blocks.swapping.copy_back(request, self._draft)
         request.status = Status.RUNNING
         self._num_admissions += 1

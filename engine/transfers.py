@@ -30,7 +30,8 @@ class Transfers:
 
     `start` and `arrivals` belong to the engine's thread and never wait for a load. A prefetch that
     is given up while it is read is read to its end and dropped, or taken again if its adapter is
-    wanted before: one adapter is never read twice at a time.
+    wanted before: one adapter is never read twice at a time. Until then it takes memory that is
+    accounted to others, of one adapter at most.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class DecodeGroup:
     rows: Tensor
     """``[n]`` int64, rows of the step."""
     slots: Tensor
-    """``[n * keys]`` int64, the null slot where a sequence is shorter."""
+    """``[n * keys]`` int32, since there are many; the null slot where a sequence is shorter."""
     mask: Tensor
     """``[n, 1, 1, keys]``, 0 or -inf, added to the scores."""
 
@@ -171,8 +171,9 @@ class _PlanBuilder:
         num_keys = int((ends - skipped).max())
         columns = first_blocks[:, None] + np.arange(-(-num_keys // block_size))
         columns.clip(max=tables.shape[1] - 1, out=columns)
-        blocks = tables[members[:, None], columns].astype(np.int64) * block_size
-        slots = (blocks[:, :, None] + np.arange(block_size)).reshape(len(members), -1)
+        first_slots = tables[members[:, None], columns] * np.int32(block_size)
+        of_block = np.arange(block_size, dtype=np.int32)
+        slots = (first_slots[:, :, None] + of_block).reshape(len(members), -1)
         slots = np.ascontiguousarray(slots[:, :num_keys])
         places = np.arange(num_keys)
         is_hidden = places >= (ends - skipped)[:, None]
@@ -212,5 +213,5 @@ class _PlanBuilder:
         np.putmask(mask, is_hidden, -np.inf)
         return torch.from_numpy(mask).to(self._device, self._dtype)
 
-    def _to_device(self, indices: NDArray[np.int64]) -> Tensor:
+    def _to_device(self, indices: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(indices).to(self._device)

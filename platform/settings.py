@@ -138,8 +138,9 @@ class Settings(BaseSettings):
     max_transfer_bytes: int | None = Field(
         None,
         ge=1,
-        description="Bytes of adapters that may be on their way to the device at a time; one load "
-        "always may. Default: a quarter of the memory of resident adapters.",
+        description="Bytes of loads of adapters that may be on their way to the device at a time; "
+        "one always may, and prefetches start within what loads leave. Default: a quarter of the "
+        "memory of resident adapters.",
     )
     prefetch: Literal["none", "queue", "all"] = Field(
         "queue",

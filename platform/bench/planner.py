@@ -83,6 +83,7 @@ class _World:
             vocab_size=_VOCAB_SIZE,
             targets={"default": Targets(5000.0, 250.0)},
             kv_forecast=True,
+            prefetch="queue",
         )
         self._residency = Residency(load.num_adapters * _ADAPTER_BYTES)
         policy = FairAdmission(FairSettings(500.0, 1000.0, 16, load.num_running))

@@ -58,7 +58,7 @@ class ScriptedWorker:
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._serve, self._path)
         self.client.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.client.wait_connected()
 
     async def stop(self) -> None:
@@ -73,7 +73,7 @@ class ScriptedWorker:
         await self._server.wait_closed()
 
     async def submitted(self) -> Submit:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._submitted.get()
 
     def emit(

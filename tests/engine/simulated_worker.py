@@ -47,7 +47,7 @@ class GatedRunner(SimulatedRunner):
         self.steps.release(1_000_000)
 
     def run(self, plan: StepPlan) -> StepOutput:
-        assert self.steps.acquire(timeout=30)
+        assert self.steps.acquire(timeout=120)
         if self.error is not None:
             raise self.error
         return super().run(plan)

@@ -1,18 +1,23 @@
 """How the chunks of a plan become rows."""
 
+from collections import defaultdict
 from types import MappingProxyType
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engine.build import config, submit
+from tests.engine.build import scheduler as scheduler_of
 from tests.engine.packed_greedy import GREEDY, plan_of
 
+from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
 from loraplex.engine.lora_linear import AdapterRows, LoraRows
-from loraplex.engine.plan import Chunk
+from loraplex.engine.plan import Chunk, StepOutput, StepPlan
+from loraplex.engine.protocol import Sampling
 from loraplex.kernels.attention_plan import KvLayout
 
 BLOCK_SIZE = 4
@@ -112,3 +117,60 @@ def test_every_row_is_attended_once_and_written_to_a_slot_of_its_own(
         for part in plan.chunks:
             attended.extend(range(part.start, part.end))
         assert sorted(attended) == list(range(rows))
+
+
+def as_chunks(plan: StepPlan) -> StepPlan:
+    """The same plan without arrays."""
+    return StepPlan(plan.step, plan.chunks)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.integers(1, 7), st.sampled_from([None, "red", "blue"]), st.sampled_from([0.0, 1])
+            ),
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_decodes_as_arrays_give_the_batch_that_they_give_as_chunks(
+    arrivals: list[list[tuple[int, str | None, float]]],
+) -> None:
+    residency = Residency(10)
+    scheduler = scheduler_of(config(num_blocks=64, max_running=16), residency)
+    weights = defaultdict(lambda: AdapterWeights(num_bytes=0, pairs=MappingProxyType({})))
+    builder = BatchBuilder(LAYOUT)
+    for number, requests in enumerate([*arrivals, *[[]] * 6]):
+        for index, (num_tokens, adapter, temperature) in enumerate(requests):
+            sampling = Sampling(max_tokens=5, temperature=temperature, seed=index, top_p=0.9)
+            asked = submit(f"{number}.{index}", num_tokens, adapter=adapter, sampling=sampling)
+            scheduler.add(asked, 0.0, adapter_bytes=1)
+        plan = scheduler.plan(0.0)
+        if plan.num_requests:
+            ours = builder.build(plan, weights)
+            theirs = BatchBuilder(LAYOUT).build(as_chunks(plan), weights)
+            assert rows_of(ours) == rows_of(theirs)
+        scheduler.commit(plan, StepOutput.of(plan, {}))
+        for key in plan.loads:
+            residency.finish_load(key)
+
+
+def rows_of(batch: StepBatch) -> tuple[object, ...]:
+    """All that a batch says, in lists."""
+    keys = [batch.sampled_keys[place] for place in batch.places]
+    drawn = [
+        (group.rows.tolist(), group.drawn and group.drawn.uniform.tolist())
+        for group in batch.sampling.groups
+    ]
+    slots = batch.attention.slot_mapping.tolist()
+    attended = [
+        (group.rows.tolist(), group.slots.tolist(), group.mask.tolist())
+        for plan in batch.attention.plans.values()
+        for group in plan.decodes
+    ]
+    tokens = batch.input_ids.tolist(), batch.positions.tolist(), batch.sampled_rows.tolist()
+    return (*tokens, keys, drawn, slots, attended, batch.body, batch.head)

@@ -10,7 +10,7 @@ from tests.engine import build
 from tests.engine.simulated_runner import SimulatedRunner
 
 from loraplex.adapters.residency import Residency
-from loraplex.engine.plan import Chunk, Decodes, StepPlan
+from loraplex.engine.plan import Chunk, Decodes, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.scheduler import Scheduler
 
@@ -146,6 +146,44 @@ def test_a_row_that_was_left_is_taken_by_another_without_a_trace() -> None:
         return found
 
     assert outputs("long", "b")["b"] == outputs("b")["b"]
+
+
+OPTIONS = {
+    "max_tokens": 7,
+    "n": 2,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "logit_bias": ((3, 1.0),),
+    "seed": -1,
+    "stop": ("7",),
+    "stop_token_ids": (998,),
+    "ignore_eos": True,
+    "min_tokens": 5,
+    "top_logprobs": 2,
+}
+
+
+def test_every_option_of_sampling_is_tried() -> None:
+    assert OPTIONS.keys() == set(Sampling.__struct_fields__)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_choice_that_decodes_is_drawn_as_its_request_says(option: str) -> None:
+    scheduler = build.scheduler()
+    asked = {"max_tokens": 6, "seed": 0, option: OPTIONS[option]}
+    scheduler.add(build.submit("plain"), 0.0)
+    scheduler.add(build.submit("asks", sampling=Sampling(**asked)), 0.0)
+    plan = scheduler.plan(0.0)
+    scheduler.commit(plan, StepOutput.of(plan, {}))
+    plan, requests = scheduler.plan(0.0), scheduler._requests
+    assert {chunk.request_id for chunk in plan.chunks} == requests.keys()
+    for chunk in plan.chunks:
+        assert chunk.sample == requests[chunk.request_id].sample_spec()
 
 
 def submit_with_stop(name: str) -> Submit:

@@ -1,21 +1,26 @@
 """Requests that would rather be refused than be late."""
 
 import threading
+from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from tests.engine import build
 from tests.engine.linear_costs import KnownLengths, LinearCosts
 from tests.engine.simulated_runner import SimulatedRunner
 
 from loraplex.adapters.residency import Residency
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
+from loraplex.engine.core import StepReport
 from loraplex.engine.errors import DeadlineUnreachable
 from loraplex.engine.events import Events
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.metrics import WorkerMetrics
+from loraplex.engine.protocol import RejectionCode
 from loraplex.engine.scheduler import Scheduler
 
 FAIR = FairSettings(quantum_ms=10.0, overdraft_ms=20.0, max_skips=4, max_open=8)
@@ -162,6 +167,21 @@ def test_one_that_waits_is_refused_once_it_would_be_late_for_certain() -> None:
     assert [e.request_id for e in world.events.finished] == ["long"]
 
 
+def test_refusals_are_counted_by_reason() -> None:
+    world, registry = World(max_running=1), CollectorRegistry()
+    metrics = WorkerMetrics(registry, world.scheduler, world.residency, 16)
+    world.add("long", max_tokens=4)
+    world.add("waits", deadline_ms=10.0)
+    world.now = 1.0
+    plan = world.scheduler.plan(world.now)
+    metrics.observe(StepReport(plan, world.scheduler.take_events()))
+    counts = {
+        code: registry.get_sample_value("loraplex_worker_refusals_total", {"code": code})
+        for code in get_args(RejectionCode)
+    }
+    assert counts == {"overloaded": 0, "late": 1, "refused": 0, "draining": 0}
+
+
 def test_one_that_has_started_goes_on_however_late_it_is() -> None:
     world = World()
     world.add("a", deadline_ms=20.0, num_prompt_tokens=18)
@@ -226,6 +246,7 @@ arrivals = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(arrivals, max_size=40),
     st.sampled_from([FirstComeFirstServed, lambda: FairAdmission(FAIR)]),

@@ -1,21 +1,27 @@
 """Loads before they are needed: what they may take, and who pays."""
 
 from dataclasses import replace
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from tests.engine import build
 from tests.engine.fair_world import SETTINGS, World
 from tests.engine.linear_costs import LinearCosts
+from tests.engine.simulated_runner import SimulatedRunner
 
-from loraplex.adapters.residency import State
+from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.core import StepReport
+from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.events import Events
+from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.plan import StepPlan
 from loraplex.engine.simulation.copies import CopyLink
+from loraplex.engine.transfers import Transfers
 
 LOAD_MS = 10.0
 
@@ -145,6 +151,26 @@ def test_loads_over_the_budget_wait_for_those_under_way_and_nobody_is_given_more
     w.drain()
 
 
+def test_a_prefetch_that_is_claimed_while_loads_use_the_budget_goes_on() -> None:
+    w = World(
+        replace(SETTINGS, max_open=6), max_transfer_bytes=4, adapter_bytes=12, prefetch="queue"
+    )
+    blocker = w.add("a", num_output_tokens=40, num_prompt_tokens=8)
+    w.step()
+    w.sizes |= {key(name): 2 for name in "vw"}
+    for name in "vw":
+        w.scheduler._loads.prefetch(key(name), 2, w.scheduler._draft)
+    assert w.scheduler._loads.spare_bytes == 0
+    w._audit_plan(StepPlan(0, prefetches=(key("v"), key("w"))))
+    for name in "xyvw":
+        w.add("a", adapter=name)
+    w.step()
+    states = [w.residency.state(key(name)) for name in "xyvw"]
+    assert states == [State.LOADING] * 4
+    w.abort(blocker)
+    w.drain()
+
+
 def test_an_evicted_adapter_that_is_asked_for_more_than_what_replaced_it_comes_back() -> None:
     w = world("all", adapter_bytes=2)
     for _ in range(6):
@@ -165,8 +191,8 @@ def test_what_could_not_be_loaded_is_not_prefetched_again() -> None:
         w.add("a", adapter=name)
         w.drain()
     w.add("a", num_output_tokens=20)
-    w.step()
-    assert w.loading
+    while not w.loading:
+        w.step()
     w.fail_load(key("often"))
     w.drain()
     assert w.residency.state(key("often")) is State.ABSENT
@@ -217,3 +243,37 @@ def test_metrics_tell_what_became_of_prefetches() -> None:
     for state, count in (("started", 3), ("claimed", 2), ("wasted", 1)):
         assert f'loraplex_adapter_prefetches_total{{state="{state}"}} {count}.0' in text
     assert "loraplex_adapter_prefetch_wasted_bytes_total 2.0" in text
+
+
+def test_a_large_adapter_is_not_given_up_for_a_small_one_that_as_many_wait_for() -> None:
+    w = world(adapter_bytes=4)
+    w.add("a", adapter="large", num_bytes=4)
+    w.drain()
+    w.add("a", num_output_tokens=30)
+    w.step()
+    w.add("a", adapter="large", num_bytes=4)
+    w.add("a", adapter="small", num_bytes=1)
+    for _ in range(20):
+        w.step()
+    assert w.residency.state(key("large")) is State.RESIDENT
+    w.drain()
+
+
+def test_the_engine_prefetches_on_its_thread_and_gives_the_adapter_to_who_waited() -> None:
+    woken, mailbox, residency = Event(), Mailbox(), Residency(10)
+    config = build.config(max_running=1, prefetch="queue", max_transfer_bytes=10)
+    transfers = Transfers(lambda digest: SimpleNamespace(digest=digest), woken.set)
+    scheduler = build.scheduler(config, residency)
+    runner = SimulatedRunner(config.num_blocks, config.block_size)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, len, lambda: 0.0)
+    mailbox.put(build.submit("r1", max_tokens=20))
+    mailbox.put(build.submit("r2", adapter="x"))
+    assert engine.step().plan.prefetches == (key("x", "t"),)
+    assert woken.wait(10)
+    engine.step()
+    assert residency.is_unclaimed(key("x", "t"))
+    while scheduler.has_work:
+        plan = engine.step().plan
+        assert plan.loads == ()
+    assert residency.prefetched.num_claimed == 1
+    transfers.close()

@@ -281,3 +281,17 @@ def test_of_those_whose_turn_it_is_the_one_with_the_longest_cached_prefix_goes_f
     for tenant in "abc":
         world.scheduler.add(submit(tenant, tenant=tenant), now=0.0)
     assert [chunk.request_id for chunk in world.scheduler.plan(now=0.0).chunks] == ["c"]
+
+
+def test_a_forecast_of_the_pool_counts_cached_blocks_that_will_be_held() -> None:
+    world = World(num_blocks=13, kv_forecast=True)
+    world.run(submit("a", tuple(range(30)), max_tokens=1))
+    world.scheduler.add(submit("b", tuple(range(100, 116)), max_tokens=6), now=0.0)
+    world.step()
+    # It needs 8 blocks, of which 7 are cached and held by nobody, and then 3 more.
+    world.scheduler.add(submit("c", tuple(range(30)), max_tokens=12), now=0.0)
+    world.step()
+    assert world.scheduler.num_running == 1
+    while world.scheduler.has_work:
+        world.step()
+    assert not any(plan.num_preempted for plan in world.runner.plans)

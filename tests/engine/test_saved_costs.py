@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.test_cost import random_step, taught, with_one_edge
 
@@ -63,6 +63,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_nothing_else(
 numbers = st.one_of(st.floats(), st.just(1e308), st.just(-1e308), st.integers(-(10**6), 10**6))
 
 
+@settings(deadline=None)
 @given(
     field=st.sampled_from(["gram", "moment", "left_over", "left_over_weight", "mean_chunks"]),
     at=st.integers(0, 10**4),

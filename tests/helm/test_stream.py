@@ -32,7 +32,7 @@ async def test_a_gateway_trusts_a_worker_with_the_certificate_that_helm_makes(
     gateway = Security(security.token, security.tls_cert)
     client = StreamClient(TcpAddress("127.0.0.1", unused_tcp_port), gateway, max_events=8)
     client.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await client.wait_connected()
     await client.close()
     await server.close()

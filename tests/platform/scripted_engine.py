@@ -174,7 +174,7 @@ class ScriptedEngine:
 
     async def submitted(self) -> Submit:
         """The next request that arrives."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._submitted.get()
 
     def emit(

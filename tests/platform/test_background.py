@@ -28,7 +28,7 @@ async def test_what_dies_is_logged_when_it_does_and_the_others_end_as_they_shoul
     tenant, key = await make_tenant(resources, "acme")
     app = create_app(resources)
     async with app.router.lifespan_context(app):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             message, error = await logged.get()
         assert message == "renew-holds died and is not started again"
         assert str(error) == "renewing is broken"

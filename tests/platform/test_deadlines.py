@@ -178,10 +178,10 @@ async def test_through_the_engine_who_would_be_late_is_refused_at_once_and_other
         await platform.ask(2, stream=stream)
     assert (never.value.status_code, never.value.code) == (503, "deadline_unreachable")
     assert never.value.response.headers["x-should-retry"] == "false"
-    others = [platform.ask(None) for _ in range(20)]
-    await platform.arrived(21)
-    late = platform.ask(90, stream=stream)
-    await platform.arrived(22)
+    others = [platform.ask(None) for _ in range(10)]
+    await platform.arrived(11)
+    late = platform.ask(40, stream=stream)
+    await platform.arrived(12)
     platform.worker.runner.open()
     with pytest.raises(openai.InternalServerError) as refused:
         await late
@@ -190,7 +190,7 @@ async def test_through_the_engine_who_would_be_late_is_refused_at_once_and_other
     await asyncio.gather(*others)
     answer = await platform.ask(60_000)
     assert answer.usage.completion_tokens == 30
-    assert len(await platform.usage()) == 21
+    assert len(await platform.usage()) == 11
     in_use = await platform.resources.quotas.in_use(platform.tenant_id)
     assert (in_use.requests, in_use.tokens) == (0, 0)
 

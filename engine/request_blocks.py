@@ -82,14 +82,15 @@ class RequestBlocks:
         """Tell the cache what a running request has computed, in steps that have not failed. True
         if it now holds other blocks that were known by the same tokens.
 
-        A prompt's blocks are in the tables of other choices too.
+        A prompt's blocks are in the tables of other choices too. Of those that decode all of them
+        are entered, or none ever will be.
         """
         if request.row >= 0:
             return request.num_computed_tokens >= request.enter_at and self._enter(request)
-        choices = request.submission.open
         is_replaced = False
-        for choice in choices:
-            if choice.status is Status.RUNNING and choice.num_computed_tokens >= choice.enter_at:
+        for choice in request.submission.open:
+            is_prefilling = choice.status is Status.RUNNING and choice.row < 0
+            if is_prefilling and choice.num_computed_tokens >= choice.enter_at:
                 is_replaced |= self._enter(choice)
         return is_replaced
 

@@ -372,7 +372,7 @@ class Scheduler:
     def _fail_for_numbers(self, submission: Submission, message: str) -> None:
         """What it computed was not finite, and so may be what it was computed from."""
         self._fail(submission, "not_finite", message)
-        self.blocks.forget(submission)
+        self.blocks.forget(submission, self._requests.values())
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)

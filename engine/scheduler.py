@@ -385,11 +385,11 @@ class Scheduler:
         del self._submissions[submission.request_id]
 
     def _end(self, request: Request) -> None:
+        self.blocks.swapping.forget(request)
         if request.status is Status.RUNNING:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
-            self.blocks.swapping.forget(request)
             self._loads.leave(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens

@@ -15,6 +15,7 @@ _SHORTEST_MEMORY = 256
 _TICKS_PER_ADAPTER = 2
 """The same for each known one: estimates need to have seen a few requests for most of them."""
 _MAX_KNOWN = 8192
+"""Adapters that are remembered, beside those that requests wait for."""
 _FIXED_BYTES = 10_000_000
 """What any load costs, in bytes."""
 _WAITING_USES = 64.0
@@ -37,6 +38,7 @@ class Demand:
 
     def __init__(self) -> None:
         self._known: dict[AdapterKey, _Known] = {}
+        self._most_known = _MAX_KNOWN
         self._tick = 0
 
     @property
@@ -47,18 +49,13 @@ class Demand:
     def arrived(self, key: AdapterKey, num_bytes: int) -> None:
         """A request has come for an adapter of so many bytes. Whether it waits is said apart."""
         self._tick += 1
-        known = self._known.get(key)
-        if known is None:
-            self._known[key] = _Known(num_bytes, 1.0, self._tick)
-            if len(self._known) > _MAX_KNOWN:
-                self._forget_some()
-            return
+        known = self._learn(key, num_bytes)
         known.uses, known.as_of = self._uses(known) + 1.0, self._tick
-        known.num_bytes = num_bytes
 
-    def waits(self, key: AdapterKey) -> None:
-        """One more request waits that needs it; it must have arrived."""
-        self._known[key].num_waiting += 1
+    def waits(self, key: AdapterKey, num_bytes: int) -> None:
+        """One more request waits that needs an adapter of so many bytes: a new one, or one that
+        ran. What is waited for is not forgotten; what is only used may have been."""
+        self._learn(key, num_bytes).num_waiting += 1
 
     def waits_no_more(self, key: AdapterKey) -> None:
         """One of them runs or has ended."""
@@ -97,6 +94,14 @@ class Demand:
         if known is not None:
             known.uses = 0.0
 
+    def _learn(self, key: AdapterKey, num_bytes: int) -> _Known:
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= self._most_known:
+                self._forget_some()
+            known = self._known[key] = _Known(num_bytes, 0.0, self._tick)
+        return known
+
     def _uses(self, known: _Known) -> float:
         memory = max(_SHORTEST_MEMORY, _TICKS_PER_ADAPTER * len(self._known))
         return known.uses * exp((known.as_of - self._tick) / memory)
@@ -106,3 +111,4 @@ class Demand:
         kept = nlargest(_MAX_KNOWN // 2, self._known, key=lambda key: self._uses(self._known[key]))
         most = set(kept)
         self._known = {k: v for k, v in self._known.items() if k in most or v.num_waiting}
+        self._most_known = max(_MAX_KNOWN, 2 * len(self._known))

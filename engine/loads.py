@@ -49,7 +49,7 @@ class Loads:
     def join(self, request: Request, now: float) -> None:
         """A choice begins to wait: for a load, if one for its adapter is under way."""
         if request.adapter is not None:
-            self._residency.demand.waits(request.adapter)
+            self._residency.demand.waits(request.adapter, request.submission.adapter_bytes)
         if request.adapter in self._num_bytes:
             request.clock.switch("load", now)
 

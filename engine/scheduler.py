@@ -125,7 +125,7 @@ class Scheduler:
         """
         refuse_open(submit, self._submissions, self._requests)
         refuse_impossible(submit, self._config, adapter_bytes, self._residency.capacity_bytes)
-        config, num_tokens = self._config, len(submit.prompt)
+        config = self._config
         refuse_overload(submit, config, len(self._waiting), self._num_waiting_tokens)
         sampling = submit.sampling
         eos = frozenset() if sampling.ignore_eos else self._eos_token_ids
@@ -137,14 +137,14 @@ class Scheduler:
         ]
         submission.clock = submission.open[0].clock
         self.first_tokens.refuse_late(submission, now)
+        self._loads.arrive(submission)  # the last that may raise: it is here whole or not at all
         self._submissions[submit.request_id] = submission
-        self._loads.arrive(submission)
         for request in submission.open:
             self._requests[request.key] = request
             self._by_adapter.add(request)
             self._loads.join(request, now)
             self._waiting.add(request, now)
-        self._num_waiting_tokens += num_tokens
+        self._num_waiting_tokens += len(submit.prompt)
         self._may_admit = True
 
     def abort(self, request_id: str, now: float) -> None:

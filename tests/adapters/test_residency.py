@@ -82,7 +82,7 @@ def test_what_a_waiting_request_needs_goes_after_all_that_none_needs():
     residency = make(a=4, b=4)
     for key in (A, *[B] * 9):
         residency.demand.arrived(key, 4)
-    residency.demand.waits(A)
+    residency.demand.waits(A, 4)
     assert residency.start_load(C, 4) == (B,)
 
 
@@ -90,7 +90,7 @@ def test_of_what_is_waited_for_that_goes_first_which_fewest_wait_for():
     residency = make(a=4, b=4)
     for key in (A, B, B):
         residency.demand.arrived(key, 4)
-        residency.demand.waits(key)
+        residency.demand.waits(key, 4)
     assert residency.start_load(C, 4) == (A,)
 
 

@@ -137,6 +137,13 @@ class AdmissionPolicy(Protocol):
         """True if it runs only on what no other can use, and gives it back when one can."""
         ...
 
+    def keeps_adapter(self, request: Request) -> bool:
+        """True if a request whose load has just been started, or claimed, for it finds the adapter
+        there when it can start, whatever others need meanwhile. It must be offered in each round
+        of candidates from then on, whatever is refused to others, or what it keeps may never be
+        free again."""
+        ...
+
     def upcoming(self) -> Iterator[Request]:
         """Some of those that wait, the likeliest to be admitted next first; nothing changes."""
         ...
@@ -201,6 +208,10 @@ class FirstComeFirstServed:
 
     def yields(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
         """Nobody does."""
+        return False
+
+    def keeps_adapter(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
+        """None does: one that was preempted goes before it, and may need the memory."""
         return False
 
     def upcoming(self) -> Iterator[Request]:

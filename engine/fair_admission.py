@@ -84,6 +84,10 @@ class FairAdmission:
         """True for the tier `flex`."""
         return request.submission.submit.service_tier == "flex"
 
+    def keeps_adapter(self, request: Request) -> bool:
+        """Those of the main tiers: they are committed. What `flex` has loaded gives way."""
+        return not self.yields(request)
+
     def upcoming(self) -> Iterator[Request]:
         """Of the main tiers: the memory that a prefetch takes is nobody's for `flex` to keep."""
         yield from self._main.upcoming()

@@ -115,6 +115,10 @@ class SizeQueues:
         """Nobody does."""
         return False
 
+    def keeps_adapter(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
+        """None does."""
+        return False
+
     def upcoming(self) -> Iterator[Request]:
         """Small sizes before large."""
         for queue in self._queues:

@@ -96,6 +96,10 @@ class SloraFirstCome:
         """Nobody does."""
         return False
 
+    def keeps_adapter(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
+        """None does."""
+        return False
+
     def upcoming(self) -> Iterator[Request]:
         """In the order of arrival."""
         yield from self._waiting.values()

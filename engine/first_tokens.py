@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from math import ceil
 
 from loraplex.engine.admission import AdmissionPolicy
@@ -67,13 +68,8 @@ class FirstTokens:
         if deadline_ms is None:
             return
         shortest_ms = self._own_ms(request, _IDLE)
-        if shortest_ms > deadline_ms:
-            raise DeadlineUnreachable(
-                f"the first token would come after {shortest_ms:.0f} ms even if nothing else ran; "
-                f"its deadline is in {deadline_ms:.0f} ms",
-                None,
-            )
-        first_ms = self._first_token_ms(request)
+        self._refuse_for_good(request, shortest_ms, deadline_ms + submission.submit.ttft_spent_ms)
+        first_ms = max(shortest_ms, self._first_token_ms(request))
         if first_ms > deadline_ms:
             raise DeadlineUnreachable(
                 f"the first token would come after about {first_ms:.0f} ms; its deadline is in "
@@ -116,6 +112,31 @@ class FirstTokens:
         waited_ms = request.clock.sums_ms(now).get("load", 0.0) if num_bytes else 0.0
         if waited_ms:
             self._load_ms_per_byte += _LOAD_RATE * (waited_ms / num_bytes - self._load_ms_per_byte)
+
+    def _refuse_for_good(self, request: Request, shortest_ms: float, asked_ms: float) -> None:
+        """Refuse what could not be in time on an idle machine either, if it came again; unless it
+        would find then what another computes now."""
+        if shortest_ms <= asked_ms:
+            return
+        num_tokens = request.num_tokens - self._soon_cached_tokens(request)
+        if self._prompt_ms(num_tokens, _IDLE) > asked_ms:
+            raise DeadlineUnreachable(
+                f"the first token would come after {shortest_ms:.0f} ms even if nothing else ran; "
+                f"its deadline is after {asked_ms:.0f} ms",
+                None,
+            )
+
+    def _soon_cached_tokens(self, request: Request) -> int:
+        """Tokens of it that are cached, or will be when prompts are computed that have begun."""
+        num_tokens = self._outlook.cached_tokens(request)
+        size, namespace = self._pool.block_size, request.submission.namespace
+        for other in self._outlook.running if self._config.prefix_cache else ():
+            if other.num_tokens_to_compute > 1 and other.submission.namespace == namespace:
+                longest = min(request.num_tokens - 1, other.num_tokens) // size * size
+                blocks = (slice(start, start + size) for start in range(0, longest, size))
+                alike = takewhile(lambda b: request.token_ids[b] == other.token_ids[b], blocks)  # noqa: B023  used at once
+                num_tokens = max(num_tokens, size * sum(1 for _ in alike))
+        return num_tokens
 
     def _watch(self, submission: Submission, latest_s: float) -> None:
         self._num_watched += 1

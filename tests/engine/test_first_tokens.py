@@ -86,6 +86,30 @@ def test_a_prompt_that_takes_longer_than_its_deadline_is_refused_for_good() -> N
     assert not world.scheduler.has_work
 
 
+def test_time_that_its_gateway_took_is_no_reason_to_refuse_it_for_good() -> None:
+    world = World()
+    with pytest.raises(DeadlineUnreachable, match="its deadline is in 2 ms") as refused:
+        world.add("a", deadline_ms=2.0, ttft_spent_ms=1.0)
+    assert refused.value.retry_after_s == pytest.approx(0.001)
+    with pytest.raises(DeadlineUnreachable, match="its deadline is after 2 ms") as refused:
+        world.add("b", deadline_ms=1.0, ttft_spent_ms=1.0)
+    assert refused.value.retry_after_s is None
+
+
+def test_a_prompt_that_another_computes_now_is_no_reason_to_refuse_it_for_good() -> None:
+    world = World()
+    prompt = tuple(range(24))
+    world.add("first", prompt=prompt)
+    world.step()
+    with pytest.raises(DeadlineUnreachable) as refused:
+        world.add("a", deadline_ms=10.0, prompt=(*prompt, 900))
+    assert refused.value.retry_after_s is not None
+    with pytest.raises(DeadlineUnreachable, match="even if nothing else ran"):
+        world.add("b", deadline_ms=10.0, prompt=(900, *prompt))
+    with pytest.raises(DeadlineUnreachable, match="even if nothing else ran"):
+        world.add("c", deadline_ms=10.0, prompt=(*prompt, 900), tenant="other")
+
+
 @pytest.mark.parametrize("policy", [FirstComeFirstServed, lambda: FairAdmission(FAIR)])
 def test_one_behind_others_is_refused_by_what_they_take_and_told_when_to_come_back(
     policy: type[AdmissionPolicy],

@@ -103,6 +103,10 @@ class TokenFairAdmission:
         """Pass on."""
         return self._policy.yields(request)
 
+    def keeps_adapter(self, request: Request) -> bool:
+        """Pass on."""
+        return self._policy.keeps_adapter(request)
+
     def upcoming(self) -> Iterator[Request]:
         """Pass on."""
         return self._policy.upcoming()

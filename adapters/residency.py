@@ -6,9 +6,12 @@
 
 A second request for an adapter that is loading joins that load; one key never loads twice at a
 time. Resident adapters without a lease may be evicted, by default those first that are worth least.
+A lease may be taken while the adapter is on its way, for a request that must find it when it comes.
 
 What was prefetched is *unclaimed* until a request needs it. It takes memory from nobody: until then
-it may be evicted, on its way too, so that a prefetch never changes what `can_load`.
+it may be evicted, on its way too, so that a prefetch never changes what `can_load`. Whoever copies
+may go on for a while after that: then the device holds more than is accounted for here, by what is
+said at `Transfers`.
 """
 
 from dataclasses import dataclass
@@ -94,7 +97,8 @@ class Residency:
 
     @property
     def version(self) -> int:
-        """A number that changes with `state` or `is_unclaimed` of any adapter."""
+        """A number that changes with `state` of any adapter, and with `is_unclaimed` of any that is
+        on its way."""
         return self._version
 
     def state(self, key: AdapterKey) -> State:
@@ -168,18 +172,27 @@ class Residency:
     def finish_load(self, key: AdapterKey) -> None:
         """The adapter arrived and may be leased."""
         entry = self._expect(key, State.LOADING)
-        if not entry.is_unclaimed:
+        if not entry.is_unclaimed and not entry.leases:
             self._evictable_bytes += entry.num_bytes
         entry.state = State.RESIDENT
         self._version += 1
         self._touch(key)
 
     def fail_load(self, key: AdapterKey) -> None:
-        """The adapter did not arrive: its memory is free again and another load may be tried."""
+        """The adapter did not arrive: its memory is free again, leases on it are gone, and another
+        load may be tried."""
         entry = self._expect(key, State.LOADING)
         if entry.is_unclaimed:
             self._evictable_bytes -= entry.num_bytes
         self._remove(key)
+
+    def hold(self, key: AdapterKey) -> None:
+        """Take a lease on what is loading and not unclaimed: once it is there, it stays. It is no
+        use of it, other than `acquire`."""
+        entry = self._expect(key, State.LOADING)
+        if entry.is_unclaimed:
+            raise ResidencyViolation(f"adapter {key.digest} is prefetched and not claimed")
+        entry.leases += 1
 
     def acquire(self, key: AdapterKey) -> None:
         """Take a lease on a resident adapter, which keeps it from being evicted, and claims it."""
@@ -195,11 +208,12 @@ class Residency:
 
     def release(self, key: AdapterKey) -> None:
         """Give a lease back; this counts as a use."""
-        entry = self._expect(key, State.RESIDENT)
-        if entry.leases == 0:
-            raise ResidencyViolation(f"adapter {key.digest} has no lease to release")
+        entry = self._entries.get(key)
+        if entry is None or entry.leases == 0:
+            state = self.state(key).name.lower()
+            raise ResidencyViolation(f"adapter {key.digest}, {state}, has no lease to release")
         entry.leases -= 1
-        if entry.leases == 0:
+        if entry.evictable:
             self._evictable_bytes += entry.num_bytes
         self._touch(key)
 
@@ -210,7 +224,8 @@ class Residency:
         evictable = sum(entry.num_bytes for entry in self._entries.values() if entry.evictable)
         assert self._evictable_bytes == evictable
         assert all(
-            entry.leases == 0 or (entry.leases > 0 and entry.state is State.RESIDENT)
+            entry.leases == 0
+            or (entry.leases > 0 and (entry.state is State.RESIDENT or not entry.is_unclaimed))
             for entry in self._entries.values()
         )
         num_unclaimed = sum(entry.is_unclaimed for entry in self._entries.values())

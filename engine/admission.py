@@ -3,10 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from itertools import takewhile
 from typing import Protocol
 
 from loraplex.adapters.residency import State
+from loraplex.engine.ahead_sample import Ahead, sampled
 from loraplex.engine.request import Request
 from loraplex.engine.waits import Reason
 
@@ -99,9 +99,9 @@ class AdmissionPolicy(Protocol):
 
     def __len__(self) -> int: ...
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:
-        """Waiting requests that will likely start before one that has just arrived and is not there
-        yet, or before one of them; `cost_ms` tells what each costs the machine."""
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Ahead]:
+        """A sample of the waiting requests that will likely start before one that comes now;
+        `cost_ms` tells what each costs the machine."""
         ...
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
@@ -137,6 +137,13 @@ class AdmissionPolicy(Protocol):
         """True if it runs only on what no other can use, and gives it back when one can."""
         ...
 
+    def keeps_adapter(self, request: Request) -> bool:
+        """True if a request whose load has just been started, or claimed, for it finds the adapter
+        there when it can start, whatever others need meanwhile. It must be offered in each round
+        of candidates from then on, whatever is refused to others, or what it keeps may never be
+        free again."""
+        ...
+
     def upcoming(self) -> Iterator[Request]:
         """Some of those that wait, the likeliest to be admitted next first; nothing changes."""
         ...
@@ -169,9 +176,9 @@ class FirstComeFirstServed:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:  # noqa: ARG002  of the protocol
-        """All that came before it."""
-        return takewhile(lambda other: other is not request, self._waiting.values())
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Ahead]:  # noqa: ARG002  of the protocol
+        """All that wait."""
+        return sampled(self._waiting.values())
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """All waiting requests, first come first, up to one that waits for memory."""
@@ -201,6 +208,10 @@ class FirstComeFirstServed:
 
     def yields(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
         """Nobody does."""
+        return False
+
+    def keeps_adapter(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
+        """None does: one that was preempted goes before it, and may need the memory."""
         return False
 
     def upcoming(self) -> Iterator[Request]:

@@ -7,9 +7,10 @@ from heapq import heappop, heappush
 from loraplex.adapters.residency import State
 from loraplex.engine.admission import WAITS_FOR_ROOM, AdmissionView, Blocked
 from loraplex.engine.ahead import ahead_by_share
+from loraplex.engine.ahead_sample import Ahead
+from loraplex.engine.drain_delay import DrainDelay
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.fairness import FairShare
-from loraplex.engine.holds import Holds
 from loraplex.engine.programs import Programs
 from loraplex.engine.request import Request, Status
 from loraplex.engine.tenant_queue import TenantQueue
@@ -49,8 +50,7 @@ class FairQueue:
         self._reserved: Request | None = None
         self._skips: dict[str, int] = {}
         """Of requests for which memory is being kept: how often others have filled the gap."""
-        self._holds = Holds(settings.max_drain_ms)
-        self._credit_ms = 0.0
+        self._delay = DrainDelay(settings.max_drain_ms)
         self._num_queued = 0
         self._refusal: Blocked | None = None
         self._now = 0.0
@@ -85,7 +85,7 @@ class FairQueue:
         for queue in self._tenants.values():
             yield from queue.requests()
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterator[Request]:
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterator[Ahead]:
         """See `AdmissionPolicy.ahead`."""
         return ahead_by_share(request, self._committed, self._tenants, self._share, cost_ms)
 
@@ -123,6 +123,8 @@ class FairQueue:
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
         """See `AdmissionPolicy.candidates`."""
         self._now, self._view = now, view
+        self._delay.begin()
+        self._uncommit_lost(view)
         self._unpark(view)
         first: Request | None = None
         for request in self._before_all(view):
@@ -134,7 +136,7 @@ class FairQueue:
         if first is None:
             for request in self._in_turn(view):
                 yield request
-                if self._keeps_memory() and not self._is_held(request, view):
+                if self._keeps_memory() and not self._is_put_off(request, view):
                     first = request
                     break
             else:
@@ -215,12 +217,11 @@ class FairQueue:
 
     def _before_all(self, view: AdmissionView) -> Iterator[Request]:
         """Requests that were charged or held a reservation before this step."""
+        is_kept = False
         for request in list(self._committed.values()):
-            state = view.adapter_state(request)
-            if self._share.is_resumed(request.key) and view.load_ms(request) > 0:
-                self._uncommit(request)  # a charge covers one load of its adapter
-            elif state is not State.LOADING:
+            if view.adapter_state(request) is not State.LOADING:
                 yield request
+                is_kept |= self._refusal in WAITS_FOR_ROOM
         if self._reserved is None:
             return
         tenant = self._reserved.tenant
@@ -228,11 +229,11 @@ class FairQueue:
         if not may_go or not self._share.is_eligible(tenant):
             # Its tenant's oldest must wait no longer, or it has used more than was predicted.
             self._unreserve(self._reserved)
-        elif (
-            self._share.num_open < self._settings.max_open
-            and view.adapter_state(self._reserved) is not State.LOADING
-        ):
-            yield self._reserved
+        elif self._share.num_open < self._settings.max_open:
+            state = view.adapter_state(self._reserved)
+            # No load starts while memory is kept for those that came before it.
+            if state is State.RESIDENT or (state is State.ABSENT and not is_kept):
+                yield self._reserved
 
     def _in_turn(self, view: AdmissionView) -> Iterator[Request]:
         """First requests of eligible tenants; deficits grow when there is none."""
@@ -255,20 +256,17 @@ class FairQueue:
             if self._refusal not in WAITS_FOR_ROOM and self._share.is_eligible(tenant):
                 self._push_head(heads, tenant, view)
 
-    def _is_held(self, request: Request, view: AdmissionView) -> bool:
+    def _is_put_off(self, request: Request, view: AdmissionView) -> bool:
         """True if others are not drained for the candidate that was just refused, yet."""
-        if self._refusal is not Blocked.ADAPTER_MEMORY:
-            return False
-        drain_ms = self._holds.drain_ms(request, view, self._now)
-        self._credit_ms = max(self._credit_ms, drain_ms)
-        return drain_ms > 0
+        is_for_adapter = self._refusal is Blocked.ADAPTER_MEMORY
+        return is_for_adapter and self._delay.puts_off(request, view, self._now)
 
     def _on_credit(self, view: AdmissionView) -> Iterator[Request]:
         """Meanwhile requests on resident adapters, of tenants whose turn it is not; each may use
         about what a drain would cost."""
         if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
             return
-        credit_ms, self._credit_ms = self._credit_ms, 0.0
+        credit_ms = self._delay.longest_ms
         for tenant in self._share.next_tenants(_MAX_GAP_TENANTS):
             while credit_ms and not self._share.is_eligible(tenant) and tenant in self._tenants:
                 request = self._tenants[tenant].first(view.adapter_state, resident_only=True)
@@ -353,15 +351,18 @@ class FairQueue:
         """Give back what it did not use."""
         self._programs.closed(request, self._share.close(request.key))
 
-    def _uncommit(self, request: Request) -> None:
-        """It waits for its tenant's turn again, before the tenant's others."""
-        del self._committed[request.key]
-        self._close(request)
-        self.put_back(request)
+    def _uncommit_lost(self, view: AdmissionView) -> None:
+        """A charge covers one load. Whose adapter was evicted waits for its tenant's turn again,
+        before the tenant's others: one that was pushed out, or of a tier that yields."""
+        for request in list(self._committed.values()):
+            if view.adapter_state(request) is State.ABSENT or view.load_ms(request) > 0:
+                del self._committed[request.key]
+                self._close(request)
+                self.put_back(request)
 
     def _unreserve(self, request: Request) -> None:
         self._skips.pop(request.key, None)
-        self._holds.forget(request)
+        self._delay.forget(request)
         if request is self._reserved:
             self._reserved = None
 
@@ -395,6 +396,5 @@ class FairQueue:
             self._share.stop_waiting(tenant)
 
     def _on_change(self, tenant: str, eligible: bool) -> None:
-        queue = self._tenants.get(tenant)
-        if queue is not None:
+        if (queue := self._tenants.get(tenant)) is not None:
             queue.clock.switch(None if eligible else "share", self._now)

@@ -15,6 +15,12 @@ class Loads:
 
     One load may always be under way, whatever its size. Prefetches take what loads leave: they
     are no reason for a load to wait.
+
+    A request that runs has a lease on its adapter. One that waits has one from the start of its
+    load on, if the policy charged it (`AdmissionPolicy.keeps_adapter`): else another load could
+    push out what it has paid for, while it waits for KV blocks. Such requests cannot wait for each
+    other: none lacks memory for an adapter any more, so they wait for the ends of loads, and for
+    slots and KV blocks, which only running requests hold.
     """
 
     def __init__(self, residency: Residency, max_bytes: int | None = None) -> None:
@@ -25,6 +31,8 @@ class Loads:
         self._num_bytes: dict[AdapterKey, int] = {}
         self._prefetched: dict[AdapterKey, int] = {}
         """The same of prefetches that nobody has claimed."""
+        self._kept: set[str] = set()
+        """Requests that wait and have a lease."""
 
     @property
     def bytes_in_flight(self) -> int:
@@ -55,8 +63,32 @@ class Loads:
 
     def leave(self, request: Request) -> None:
         """It waits no more."""
+        key = request.adapter
+        if key is None:
+            return
+        self._residency.demand.waits_no_more(key)
+        if request.key in self._kept:
+            self._kept.remove(request.key)
+            if self._residency.state(key) is not State.ABSENT:  # its load may have failed
+                self._residency.release(key)
+
+    def keep(self, request: Request) -> None:
+        """Its adapter, which is on its way, stays until it runs or ends."""
+        assert request.adapter is not None
+        assert request.key not in self._kept
+        self._residency.hold(request.adapter)
+        self._kept.add(request.key)
+
+    def start(self, request: Request) -> None:
+        """It runs from now on, on an adapter that is there."""
         if request.adapter is not None:
-            self._residency.demand.waits_no_more(request.adapter)
+            self._residency.acquire(request.adapter)
+        self.leave(request)
+
+    def stop(self, request: Request) -> None:
+        """It runs no more."""
+        if request.adapter is not None:
+            self._residency.release(request.adapter)
 
     def refusal(self, request: Request) -> Blocked:
         """What a request lacks whose adapter is absent, or nobody's yet; LOADING for a load that
@@ -119,8 +151,9 @@ class Loads:
                     request.clock.switch(None, now)
         return bool(ended)
 
-    def check(self, waiting: Iterable[Request]) -> None:
-        """Assert the conservation laws; `waiting` are all requests that wait."""
+    def check(self, waiting: list[Request], num_running: int) -> None:
+        """Assert the conservation laws; `waiting` are all requests that wait, `num_running` those
+        on adapters that run."""
         for key in (*self._num_bytes, *self._prefetched):
             if self._residency.state(key) is State.LOADING:
                 assert self._residency.is_unclaimed(key) is (key in self._prefetched)
@@ -130,6 +163,9 @@ class Loads:
         assert self.bytes_in_flight <= at_most, "the budget is exceeded"
         num_waiting = sum(request.adapter is not None for request in waiting)
         assert self._residency.demand.num_waiting == num_waiting, "who waits is miscounted"
+        assert self._kept <= {request.key for request in waiting}
+        num_leases = self._residency.num_leases
+        assert num_leases == num_running + len(self._kept), "a lease is lost, or nobody's"
 
     @property
     def _load_bytes(self) -> int:

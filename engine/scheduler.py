@@ -226,12 +226,11 @@ class Scheduler:
         assert running == self._prefilling.keys()
         assert self.num_running + len(self._waiting) == len(self._requests)
         waiting = [r for r in self._requests.values() if r.status is Status.WAITING]
-        self._loads.check(waiting)
+        on_adapters = sum(r.adapter is not None for r in (*self._running, *self._yielding))
+        self._loads.check(waiting, on_adapters)
         assert self._num_waiting_tokens == sum(r.num_queued_tokens for r in waiting)
         in_submissions = [r for s in self._submissions.values() for r in s.open]
         assert {r.key for r in in_submissions} == self._requests.keys()
-        if not self._requests:
-            assert self._residency.num_leases == 0, "a lease outlived its request"
 
     def _plan_decodes(self, draft: Draft, *, yielding: bool) -> None:
         lacking = self._decoding.without_room(draft.budget, yielding=yielding)
@@ -291,6 +290,8 @@ class Scheduler:
             assert request.adapter is not None
             waiting = self._by_adapter.of([request.adapter])
             self._loads.demand(request, waiting, draft, now)
+            if self._waiting.keeps_adapter(request):
+                self._loads.keep(request)
         return refusal
 
     def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
@@ -309,8 +310,7 @@ class Scheduler:
 
     def _start(self, request: Request, shared: list[int], now: float) -> None:
         self._num_waiting_tokens -= request.num_queued_tokens
-        if request.adapter is not None:
-            self._residency.acquire(request.adapter)
+        self._loads.start(request)
         self._outlook.starts(request, shared)
         self.blocks.start(request, shared)
         self.blocks.swapping.copy_back(request, self._draft)
@@ -320,7 +320,6 @@ class Scheduler:
         self._prefilling[request.key] = request
         self.first_tokens.started(request, now)
         request.clock.stop(now)
-        self._loads.leave(request)
         if request.submission.waited_until_s is None:
             request.submission.waited_until_s = now
         (self._yielding if self._waiting.yields(request) else self._running).append(request)
@@ -336,8 +335,7 @@ class Scheduler:
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
         self.blocks.give_back(request)
         self._outlook.stopped(request)
-        if request.adapter is not None:
-            self._residency.release(request.adapter)
+        self._loads.stop(request)
         request.status = status
         self._waiting.ended(request)
         self._may_admit = True
@@ -372,7 +370,7 @@ class Scheduler:
     def _fail_for_numbers(self, submission: Submission, message: str) -> None:
         """What it computed was not finite, and so may be what it was computed from."""
         self._fail(submission, "not_finite", message)
-        self.blocks.forget(submission)
+        self.blocks.forget(submission, self._requests.values())
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)
@@ -385,11 +383,11 @@ class Scheduler:
         del self._submissions[submission.request_id]
 
     def _end(self, request: Request) -> None:
+        self.blocks.swapping.forget(request)
         if request.status is Status.RUNNING:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
-            self.blocks.swapping.forget(request)
             self._loads.leave(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens

@@ -169,24 +169,53 @@ def test_only_the_last_lease_makes_an_adapter_evictable():
     assert residency.can_load(10)
 
 
-@pytest.mark.parametrize("call", ["finish_load", "fail_load", "acquire", "release"])
+@pytest.mark.parametrize("call", ["finish_load", "fail_load", "hold", "acquire", "release"])
 def test_a_transition_from_absent_is_refused(call):
     with pytest.raises(ResidencyViolation, match="absent"):
         getattr(Residency(10), call)(A)
 
 
-@pytest.mark.parametrize("call", ["finish_load", "fail_load"])
+@pytest.mark.parametrize("call", ["finish_load", "fail_load", "hold"])
 def test_a_load_ends_only_once(call):
     with pytest.raises(ResidencyViolation, match="resident"):
         getattr(make(a=1), call)(A)
 
 
 @pytest.mark.parametrize("call", ["acquire", "release"])
-def test_a_loading_adapter_has_no_leases(call):
+def test_a_loading_adapter_is_not_used(call):
     residency = Residency(10)
     residency.start_load(A, 1)
     with pytest.raises(ResidencyViolation, match="loading"):
         getattr(residency, call)(A)
+
+
+def test_what_is_held_while_it_loads_stays_when_it_is_there():
+    residency = Residency(10)
+    residency.start_load(A, 10)
+    residency.hold(A)
+    residency.finish_load(A)
+    assert not residency.can_load(1)
+    residency.release(A)
+    assert residency.can_load(10)
+
+
+def test_a_load_that_fails_takes_its_leases_along():
+    residency = Residency(10)
+    residency.start_load(A, 10)
+    residency.hold(A)
+    residency.fail_load(A)
+    assert residency.num_leases == 0
+    assert residency.start_load(A, 10) == ()
+
+
+def test_what_is_prefetched_is_held_only_once_it_is_claimed():
+    residency = Residency(10)
+    residency.start_load(A, 1, is_prefetch=True)
+    with pytest.raises(ResidencyViolation, match="not claimed"):
+        residency.hold(A)
+    residency.claim(A)
+    residency.hold(A)
+    assert residency.num_leases == 1
 
 
 def test_a_lease_cannot_be_given_back_twice():
@@ -222,7 +251,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         if key in self.loading or key in self.resident:
             return
         pinned = sum(s for k, s in self.loading.items() if k not in self.unclaimed)
-        pinned += sum(self.resident[k] for k in set(self.leases))
+        pinned += sum(self.resident.get(k, 0) for k in set(self.leases))
         assert self.residency.can_load(size) is (size <= 20 - pinned)
         if not self.residency.can_load(size):
             return
@@ -257,6 +286,14 @@ class ResidencyMachine(RuleBasedStateMachine):
         else:
             self.residency.fail_load(key)
             self.unclaimed.discard(key)
+            self.leases = [lease for lease in self.leases if lease != key]
+
+    @precondition(lambda self: self.loading.keys() - self.unclaimed)
+    @rule(data=st.data())
+    def hold(self, data):
+        key = data.draw(st.sampled_from(sorted(self.loading.keys() - self.unclaimed)))
+        self.residency.hold(key)
+        self.leases.append(key)
 
     @precondition(lambda self: self.resident)
     @rule(data=st.data())
@@ -273,7 +310,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.leases)))
         self.residency.release(key)
         self.leases.remove(key)
-        self.used(key)
+        if key in self.resident:
+            self.used(key)
 
     @invariant()
     def bytes_and_leases_are_conserved(self):

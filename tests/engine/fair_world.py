@@ -105,7 +105,8 @@ class World:
         self.runner = EndingRunner(self.config.num_blocks, self.config.block_size)
         longest = self.config.max_model_len
         per_token_ms = self.costs.token_ms + self.costs.constant_ms
-        self.auditor = Auditor(settings, longest * per_token_ms + 10 * self.costs.load_ms)
+        self.largest_load_ms = self.costs.load_ms * adapter_bytes
+        self.auditor = Auditor(settings, longest * per_token_ms + self.largest_load_ms)
         self.now = 0.0
         self.num_added = 0
         self.num_ended = 0
@@ -201,6 +202,11 @@ class World:
     def check(self) -> None:
         self.scheduler.check()
         self.policy.check()
+        for queue in (self.policy.main, self.policy.flex):
+            for key in queue._committed:
+                used_ms = queue.share._charges[key].used_ms
+                if not self.num_preempted[key] and used_ms > self.largest_load_ms + 1e-6:
+                    raise Violation(f"{key} was charged {used_ms} ms for loads before it ran")
 
     def look(self) -> None:
         self.auditor.look(self.backlogged())

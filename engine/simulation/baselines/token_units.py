@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from loraplex.adapters.residency import State
 from loraplex.engine.admission import AdmissionView, Blocked
+from loraplex.engine.ahead_sample import Ahead
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.request import Request
@@ -65,7 +66,7 @@ class TokenFairAdmission:
         """Pass on."""
         self._policy.remove(request)
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Ahead]:
         """Pass on."""
         return self._policy.ahead(request, cost_ms)
 
@@ -101,6 +102,10 @@ class TokenFairAdmission:
     def yields(self, request: Request) -> bool:
         """Pass on."""
         return self._policy.yields(request)
+
+    def keeps_adapter(self, request: Request) -> bool:
+        """Pass on."""
+        return self._policy.keeps_adapter(request)
 
     def upcoming(self) -> Iterator[Request]:
         """Pass on."""

@@ -100,7 +100,8 @@ class FirstTokens:
                 yield (
                     submission,
                     DeadlineUnreachable(
-                        "it waited until its first token could not come by its deadline any more",
+                        "the request waited until its first token could not come by its "
+                        "deadline any more",
                         max(0.0, late_ms) / 1e3,
                     ),
                 )

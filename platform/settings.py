@@ -146,14 +146,15 @@ class Settings(BaseSettings):
         "queue",
         description="Adapters that are loaded before they are needed, in memory that nobody needs "
         "more: `queue` those of requests that will start soon, `all` also those that are likely to "
-        "be asked for again.",
+        "be asked for again, `none` nothing.",
     )
     calibration_s: float = Field(
         3.0,
         ge=0,
         le=600,
         description="Longest time in which a worker learns how long steps take before it serves "
-        "for the first time with a model on a machine; 0 lets it learn from traffic alone.",
+        "for the first time with a model on a machine, at most 600; 0 lets it learn from traffic "
+        "alone. What was learned before is used in any case: it is in `costs/` of the data folder.",
     )
     default_max_tokens: int = Field(
         1024, ge=1, description="Output cap of a request that names none; never above the context."

@@ -7,8 +7,9 @@ from loraplex.platform.settings import Settings
 
 _HEAD = """# Settings
 
-Every process reads its settings from environment variables. Command-line options of the same name
-come first. This page is made from `platform/settings.py` by
+Every process reads its settings from environment variables. Some commands have options of the same
+name for a few of them (`--help`), which come first. This page is made from `platform/settings.py`
+by
 `python -m loraplex.platform.settings_reference > docs/settings.md`.
 
 | variable | default | meaning |

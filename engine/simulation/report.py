@@ -5,6 +5,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from html import escape
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,13 +28,24 @@ img { max-width: 100% }
 """
 
 
-def write_report(folder: Path, title: str, run: Run, metrics: Metrics) -> Path:
-    """Write `report.html`, three PNGs and `requests.csv` into a folder, which is made; return the
-    page's path.
+def prepare_report(folder: Path) -> None:
+    """Find out, before anything is simulated, whether a report can be written there.
 
-    Raises SimulationError if matplotlib is not installed.
+    Raises SimulationError if matplotlib is not installed, or the folder cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if find_spec("matplotlib") is None:
+        raise SimulationError("a report needs matplotlib: pip install 'loraplex[bench]'")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SimulationError(f"a report cannot be written into {folder}: {error}") from error
+
+
+def write_report(folder: Path, title: str, run: Run, metrics: Metrics) -> Path:
+    """Write `report.html`, three PNGs and `requests.csv` into a folder; return the page's path.
+
+    `prepare_report` comes before.
+    """
     pictures = _pictures(run)
     for name, data in pictures.items():
         (folder / f"{name}.png").write_bytes(data)
@@ -75,11 +87,9 @@ _TITLES: Mapping[str, str] = {
 
 def _pictures(run: Run) -> dict[str, bytes]:
     """PNGs by name."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  an extra
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError as error:
-        raise SimulationError("a report needs matplotlib: pip install 'loraplex[bench]'") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415  an extra
+
     records = [record for record in run.records if record.first_token_s is not None]
     by_tenant = _by_tenant(records)
     draw = {

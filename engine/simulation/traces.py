@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 
 from loraplex.engine.simulation.errors import TraceInvalid
@@ -39,6 +40,8 @@ def read_trace(path: Path) -> tuple[TraceRequest, ...]:
     | Azure | TIMESTAMP,ContextTokens,GeneratedTokens | Azure/AzurePublicDataset; one tenant |
     | Mooncake | a JSON object with timestamp in ms | kvcache-ai/Mooncake; one tenant |
 
+    Rows without tokens are left out: there is nothing to compute for them.
+
     Raises TraceInvalid, naming the file and where.
     """
     try:
@@ -68,13 +71,20 @@ def _checked(path: Path, requests: Iterator[TraceRequest]) -> Iterator[TraceRequ
     num_read = 0
     try:
         for request in requests:
+            _refuse_endless(request)
             num_read += 1
             if request.prompt_tokens > 0 and request.output_tokens > 0:
                 yield request
     except (KeyError, TypeError, ValueError) as error:
+        told = str(error) if isinstance(error, ValueError) else f"a field is missing ({error})"
         raise TraceInvalid(
-            f"trace {path}: the request after the first {num_read} cannot be read: {error!r}"
+            f"trace {path}: the request after the first {num_read} cannot be read: {told}"
         ) from error
+
+
+def _refuse_endless(request: TraceRequest) -> None:
+    if not isfinite(request.arrival_s):
+        raise ValueError(f"it arrives at {request.arrival_s}")
 
 
 def _read_tenants(tenant_field: str) -> Callable[[Iterable[str]], Iterator[TraceRequest]]:

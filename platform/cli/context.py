@@ -131,5 +131,9 @@ def failure(message: str, status: int = 1) -> typer.Exit:
 
 
 def _settings_problems(error: Any) -> str:  # noqa: ANN401  pydantic is imported only when needed
-    problems = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+    # Values are not told: some are secrets, or addresses that hold a password.
+    problems = (
+        f"LORAPLEX_{str(item['loc'][0]).upper()}: {item['msg']}" if item["loc"] else item["msg"]
+        for item in error.errors()
+    )
     return "the settings are not valid: " + "; ".join(problems)

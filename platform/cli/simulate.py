@@ -84,7 +84,10 @@ MaxTokens = Annotated[
 ]
 Noise = Annotated[float, typer.Option(min=0, max=1, help="Of step times, relative.")]
 Seed = Annotated[int, typer.Option(help="Of everything random.")]
-Report = Annotated[Path | None, typer.Option(help="Write a page and pictures into this folder.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(help="Write a page and pictures here; needs loraplex[bench]."),
+]
 
 
 def simulate(
@@ -162,13 +165,14 @@ def _run(setup: "Setup", policy: str, cache: str, report: Path | None, name: str
     """Simulate, and write the report where one is wanted."""
     from loraplex.engine.simulation.experiment import run_policy
     from loraplex.engine.simulation.metrics import measure
+    from loraplex.engine.simulation.report import prepare_report, write_report
 
+    if report is not None:
+        prepare_report(report)
     run = run_policy(setup, policy, cache, _show)
     metrics = measure(run)
     typer.echo("", err=True)
     if report is not None:
-        from loraplex.engine.simulation.report import write_report
-
         page = write_report(report, f"{name}: {policy} on {setup.device.name}", run, metrics)
         typer.echo(f"report: {page}", err=True)
     return metrics

@@ -366,7 +366,7 @@ def test_settings_of_the_environment_count(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_setting_that_is_wrong_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORAPLEX_PORT", "high")
-    assert shell.failure("migrate").startswith("error: the settings are not valid: port")
+    assert shell.failure("migrate").startswith("error: the settings are not valid: LORAPLEX_PORT")
 
 
 def test_the_commands_import_nothing_heavy_before_one_runs() -> None:

@@ -58,6 +58,7 @@ def test_requests_without_prompt_or_output_are_left_out(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "'a,b'"),
         ("arrival_s,client,input_tokens,output_tokens\n", "holds no request"),
         ("arrival_s,client,input_tokens,output_tokens\n0,a,1,1\nx,a,3,4\n", "after the first 1 "),
+        ("arrival_s,client,input_tokens,output_tokens\n0,a,1,1\nnan,a,3,4\n", "it arrives at nan"),
         ("arrival_s,client,input_tokens,output_tokens\n0,a\n", "after the first 0 "),
         ('{"timestamp": 0}\n', "after the first 0 "),
     ],

@@ -3,10 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from itertools import takewhile
 from typing import Protocol
 
 from loraplex.adapters.residency import State
+from loraplex.engine.ahead_sample import Ahead, sampled
 from loraplex.engine.request import Request
 from loraplex.engine.waits import Reason
 
@@ -99,9 +99,9 @@ class AdmissionPolicy(Protocol):
 
     def __len__(self) -> int: ...
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:
-        """Waiting requests that will likely start before one that has just arrived and is not there
-        yet, or before one of them; `cost_ms` tells what each costs the machine."""
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Ahead]:
+        """A sample of the waiting requests that will likely start before one that comes now;
+        `cost_ms` tells what each costs the machine."""
         ...
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
@@ -176,9 +176,9 @@ class FirstComeFirstServed:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:  # noqa: ARG002  of the protocol
-        """All that came before it."""
-        return takewhile(lambda other: other is not request, self._waiting.values())
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Ahead]:  # noqa: ARG002  of the protocol
+        """All that wait."""
+        return sampled(self._waiting.values())
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
         """All waiting requests, first come first, up to one that waits for memory."""

@@ -38,6 +38,8 @@ class Tree:
     namespace: Namespace
     shelf: Shelf
     num_children: int = 0
+    blocks: dict[int, "CachedBlock"] = field(default_factory=dict)
+    """All that it holds, by `block`; what lies behind another comes later."""
     version: int = 0
     """Changes with what it holds."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from loraplex.engine.admission import AdmissionView, Blocked
+from loraplex.engine.ahead_sample import Ahead, sampled
 from loraplex.engine.fair_queue import FairQueue
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.request import Request
@@ -45,10 +46,10 @@ class FairAdmission:
         """Forget a request that ended while it waited."""
         self._queue(request).remove(request)
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterator[Request]:
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterator[Ahead]:
         """See `FairQueue.ahead`; `flex` comes after all others."""
         if self.yields(request):
-            yield from self._main.requests()
+            yield from sampled(list(self._main.requests()))
         yield from self._queue(request).ahead(request, cost_ms)
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:

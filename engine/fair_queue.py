@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from loraplex.adapters.residency import State
 from loraplex.engine.admission import WAITS_FOR_ROOM, AdmissionView, Blocked
 from loraplex.engine.ahead import ahead_by_share
+from loraplex.engine.ahead_sample import Ahead
 from loraplex.engine.drain_delay import DrainDelay
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.fairness import FairShare
@@ -84,7 +85,7 @@ class FairQueue:
         for queue in self._tenants.values():
             yield from queue.requests()
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterator[Request]:
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterator[Ahead]:
         """See `AdmissionPolicy.ahead`."""
         return ahead_by_share(request, self._committed, self._tenants, self._share, cost_ms)
 
@@ -395,6 +396,5 @@ class FairQueue:
             self._share.stop_waiting(tenant)
 
     def _on_change(self, tenant: str, eligible: bool) -> None:
-        queue = self._tenants.get(tenant)
-        if queue is not None:
+        if (queue := self._tenants.get(tenant)) is not None:
             queue.clock.switch(None if eligible else "share", self._now)

@@ -1,7 +1,10 @@
 """When first tokens will come, for requests that would rather be refused than be late."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
+from math import ceil
 
 from loraplex.engine.admission import AdmissionPolicy
 from loraplex.engine.config import SchedulerConfig
@@ -42,6 +45,8 @@ class FirstTokens:
         self._outlook = outlook
         self._load_ms_per_byte = 0.0
         """What requests have waited for loads, smoothed."""
+        self._running: _Running | None = None
+        """As it was when it was looked at since the last step was planned."""
         self._latest_starts: list[tuple[float, int, Submission]] = []
         """A heap of those that have a deadline, numbered; some may have started or ended."""
         self._num_watched = 0
@@ -63,13 +68,8 @@ class FirstTokens:
         if deadline_ms is None:
             return
         shortest_ms = self._own_ms(request, _IDLE)
-        if shortest_ms > deadline_ms:
-            raise DeadlineUnreachable(
-                f"the first token would come after {shortest_ms:.0f} ms even if nothing else ran; "
-                f"its deadline is in {deadline_ms:.0f} ms",
-                None,
-            )
-        first_ms = self._first_token_ms(request)
+        self._refuse_for_good(request, shortest_ms, deadline_ms + submission.submit.ttft_spent_ms)
+        first_ms = max(shortest_ms, self._first_token_ms(request))
         if first_ms > deadline_ms:
             raise DeadlineUnreachable(
                 f"the first token would come after about {first_ms:.0f} ms; its deadline is in "
@@ -81,7 +81,9 @@ class FirstTokens:
 
     def overdue(self, now: float) -> Iterator[tuple[Submission, DeadlineUnreachable]]:
         """Those that wait and would be late now even if they started at once, and what to tell
-        them."""
+        them: when one that comes now would get its first token. Asked before each step.
+        """
+        first_ms: float | None = None
         while self._latest_starts and self._latest_starts[0][0] < now:
             *_, submission = heappop(self._latest_starts)
             if not _may_be_late(submission):
@@ -92,7 +94,9 @@ class FirstTokens:
             if latest_s >= now:
                 self._watch(submission, latest_s)  # more of its prompt has been cached since
             else:
-                late_ms = self._first_token_ms(submission.open[0]) - deadline_ms
+                if first_ms is None:  # the same for all, since many may be late at once
+                    first_ms = self._first_token_ms(submission.open[0])
+                late_ms = first_ms - deadline_ms
                 yield (
                     submission,
                     DeadlineUnreachable(
@@ -100,6 +104,7 @@ class FirstTokens:
                         max(0.0, late_ms) / 1e3,
                     ),
                 )
+        self._running = None
 
     def started(self, request: Request, now: float) -> None:
         """A request is about to run, and its clock has not stopped yet."""
@@ -107,6 +112,31 @@ class FirstTokens:
         waited_ms = request.clock.sums_ms(now).get("load", 0.0) if num_bytes else 0.0
         if waited_ms:
             self._load_ms_per_byte += _LOAD_RATE * (waited_ms / num_bytes - self._load_ms_per_byte)
+
+    def _refuse_for_good(self, request: Request, shortest_ms: float, asked_ms: float) -> None:
+        """Refuse what could not be in time on an idle machine either, if it came again; unless it
+        would find then what another computes now."""
+        if shortest_ms <= asked_ms:
+            return
+        num_tokens = request.num_tokens - self._soon_cached_tokens(request)
+        if self._prompt_ms(num_tokens, _IDLE) > asked_ms:
+            raise DeadlineUnreachable(
+                f"the first token would come after {shortest_ms:.0f} ms even if nothing else ran; "
+                f"its deadline is after {asked_ms:.0f} ms",
+                None,
+            )
+
+    def _soon_cached_tokens(self, request: Request) -> int:
+        """Tokens of it that are cached, or will be when prompts are computed that have begun."""
+        num_tokens = self._outlook.cached_tokens(request)
+        size, namespace = self._pool.block_size, request.submission.namespace
+        for other in self._outlook.running if self._config.prefix_cache else ():
+            if other.num_tokens_to_compute > 1 and other.submission.namespace == namespace:
+                longest = min(request.num_tokens - 1, other.num_tokens) // size * size
+                blocks = (slice(start, start + size) for start in range(0, longest, size))
+                alike = takewhile(lambda b: request.token_ids[b] == other.token_ids[b], blocks)  # noqa: B023  used at once
+                num_tokens = max(num_tokens, size * sum(1 for _ in alike))
+        return num_tokens
 
     def _watch(self, submission: Submission, latest_s: float) -> None:
         self._num_watched += 1
@@ -120,46 +150,118 @@ class FirstTokens:
         """From now on, by prediction; 0 as long as there is none."""
         if not self._has_learned:
             return 0.0
-        running = self._outlook.running
-        ahead = list(self._policy.ahead(request, self._outlook.rough_ms))
-        decodes = [other for other in running if other.num_tokens_to_compute == 1]
-        kv_tokens = sum(other.num_computed_tokens for other in decodes)
-        beside = StepFeatures(len(decodes), len(decodes), 0, 0.0, 0.0, kv_tokens)
-        before = [*running, *ahead]
-        prompt_tokens = sum(other.num_tokens_to_compute for other in before) - len(decodes)
+        if self._running is None:
+            self._running = _Running.of(self._outlook)
+        running, ahead = self._running, self._ahead(request)
         wait_ms = max(
-            self._prompt_ms(prompt_tokens, beside),
-            self._share_to_end(request, before, len(running))
-            * sum(map(self._outlook.rough_ms, before)),
+            self._prompt_ms(running.prompt_tokens + ahead.prompt_tokens, running.decodes),
+            self._share_to_end(request, running, ahead) * (running.cost_ms + ahead.cost_ms),
             self._outlook.missing_bytes(request) * self._load_ms_per_byte,
         )
-        return wait_ms + self._own_ms(request, beside)
+        return wait_ms + self._own_ms(request, running.decodes)
 
-    def _share_to_end(self, request: Request, before: list[Request], num_running: int) -> float:
+    def _ahead(self, request: Request) -> "_Work":
+        """What those ask for that wait and will likely begin before it."""
+        known: dict[str, _Work] = {}
+
+        def work_of(other: Request) -> _Work:
+            if other.key not in known:
+                known[other.key] = self._work(other)
+            return known[other.key]
+
+        counted = self._policy.ahead(request, lambda other: work_of(other).cost_ms)
+        return _Work.total((work_of(other), count) for other, count in counted)
+
+    def _work(self, request: Request) -> "_Work":
+        """What one that waits asks for. The first choice of a prompt computes it for the others."""
+        size = self._pool.block_size
+        num_known, num_shared = (
+            self._outlook.cached_tokens(request),
+            len(self._outlook.shared(request)),
+        )
+        if request is not request.submission.open[0]:
+            num_shared = max(num_shared, (request.num_prompt_tokens - 1) // size)
+            num_known = max(num_known, num_shared * size)
+        return _Work(
+            num_requests=1,
+            prompt_tokens=request.num_tokens - num_known,
+            cost_ms=self._outlook.rough_ms(request, num_known),
+            num_blocks=self._pool.blocks_for(request.num_tokens) - num_shared,
+        )
+
+    def _share_to_end(self, request: Request, running: "_Running", ahead: "_Work") -> float:
         """The share of those before it, running or not, that must end until there is a slot for it,
         and KV blocks; 0 if there is room for all."""
-        if not before:
+        num_before = running.num_requests + ahead.num_requests
+        if not num_before:
             return 0.0
-        num_slots = len(before) + 1 - self._config.max_running
-        blocks = [self._pool.blocks_for(other.num_tokens) for other in before]
-        own_blocks = self._pool.blocks_for(request.num_tokens)
-        num_blocks = sum(blocks[num_running:]) + own_blocks - self._outlook.num_free_blocks
-        return min(1.0, max(0.0, num_slots / len(before), num_blocks / sum(blocks)))
+        num_free = self._outlook.num_free_blocks
+        held = self._config.num_blocks - num_free + ahead.num_blocks
+        own_blocks = self._pool.blocks_for(request.num_tokens) - len(self._outlook.shared(request))
+        num_blocks = ahead.num_blocks + own_blocks - num_free
+        num_slots = num_before + 1 - self._config.max_running
+        return min(1.0, max(0.0, num_slots / num_before, num_blocks / held if held else 0.0))
 
     def _own_ms(self, request: Request, beside: StepFeatures) -> float:
         """What its own prompt takes, as far as it is not cached."""
         num_tokens = request.num_tokens - self._outlook.cached_tokens(request)
         return self._prompt_ms(num_tokens, beside)
 
-    def _prompt_ms(self, num_tokens: int, beside: StepFeatures) -> float:
+    def _prompt_ms(self, num_tokens: float, beside: StepFeatures) -> float:
         """Time of the steps that compute so many tokens of prompts beside what decodes."""
         if not self._has_learned:
             return 0.0
         at_most = max(1, self._config.max_step_tokens - beside.num_tokens)
-        num_full, rest = divmod(num_tokens, at_most)
+        num_full, rest = divmod(ceil(num_tokens), at_most)
         full_ms = self._costs.predict_ms(beside.with_chunk(at_most, 0)) if num_full else 0.0
         rest_ms = self._costs.predict_ms(beside.with_chunk(rest, 0)) if rest else 0.0
         return num_full * full_ms + rest_ms
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What those that run still take."""
+
+    num_requests: int
+    prompt_tokens: int
+    cost_ms: float
+    decodes: StepFeatures
+    """Of a step that computes no prompt."""
+
+    @classmethod
+    def of(cls, outlook: Outlook) -> "_Running":
+        """All of them; O(running)."""
+        running = outlook.running
+        decodes = [other for other in running if other.num_tokens_to_compute == 1]
+        kv_tokens = sum(other.num_computed_tokens for other in decodes)
+        return cls(
+            num_requests=len(running),
+            prompt_tokens=sum(other.num_tokens_to_compute for other in running) - len(decodes),
+            cost_ms=sum(outlook.rough_ms(other, other.num_computed_tokens) for other in running),
+            decodes=StepFeatures(len(decodes), len(decodes), 0, 0.0, 0.0, kv_tokens),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What some that wait ask for."""
+
+    num_requests: float
+    prompt_tokens: float
+    cost_ms: float
+    num_blocks: float
+    """KV blocks beside those that they find."""
+
+    @classmethod
+    def total(cls, counted: Iterable[tuple["_Work", float]]) -> "_Work":
+        """Each so many times."""
+        num_requests = prompt_tokens = cost_ms = num_blocks = 0.0
+        for work, count in counted:
+            num_requests += count * work.num_requests
+            prompt_tokens += count * work.prompt_tokens
+            cost_ms += count * work.cost_ms
+            num_blocks += count * work.num_blocks
+        return cls(num_requests, prompt_tokens, cost_ms, num_blocks)
 
 
 def _may_be_late(submission: Submission) -> bool:

@@ -137,12 +137,12 @@ class Outlook:
             return 0.0
         return self._costs.request_ms(1, 0, 0, 0.0, load_bytes) - self._costs.request_ms(1, 0, 0)
 
-    def rough_ms(self, request: Request) -> float:
+    def rough_ms(self, request: Request, num_known: int) -> float:
         """What is left of a request costs the machine, quickly: by the output that was expected of
-        it when it was looked at last, with nothing shared and no load."""
+        it when it was looked at last, without a load. So many tokens need not be computed."""
         return self._costs.request_ms(
             request.num_tokens,
-            request.num_computed_tokens,
+            num_known,
             self._output_left(request),
             request.submission.rank,
         )

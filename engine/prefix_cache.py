@@ -73,6 +73,7 @@ class PrefixCache:
         cached = CachedBlock(next(self._numbers), tree, before, key, block, 0)
         self._known[before.number, key] = self._by_block[block] = cached
         before.num_children += 1
+        tree.blocks[block] = cached
         tree.version = cached.number
         self._order.entered(cached)
         return block
@@ -107,6 +108,7 @@ class PrefixCache:
             tree, block = cached.tree, cached.block
             del self._known[cached.parent.number, cached.key]
             self._by_block[block] = None
+            del tree.blocks[block]
             evicted.append(block)
             tree.version = next(self._numbers)
             if not tree.num_children:
@@ -118,8 +120,9 @@ class PrefixCache:
     def forget(self, namespace: Namespace) -> list[int]:
         """Know nothing of a namespace any more; return the blocks that rested."""
         tree = self._trees.pop(namespace, None)
-        # What lies behind has the larger number.
-        forgotten = [cached for cached in self._known.values() if cached.tree is tree]
+        if tree is None:
+            return []
+        forgotten = [*tree.blocks.values()]
         for cached in reversed(forgotten):
             del self._known[cached.parent.number, cached.key]
             self._by_block[cached.block] = None
@@ -141,7 +144,10 @@ class PrefixCache:
             if isinstance(cached.parent, CachedBlock):
                 assert cached.parent.is_held or not cached.is_held, "a path is held in part"
             num_children[cached.parent] += 1
+            assert cached.tree.blocks[cached.block] is cached
         assert all(node.num_children == num for node, num in num_children.items())
+        num_in_trees = sum(len(tree.blocks) for tree in self._trees.values())
+        assert num_in_trees == len(known), "a tree holds what is not known"
         assert all(tree.num_children for tree in self._trees.values()), "an empty tree is kept"
         assert self.num_resting == sum(not cached.is_held for cached in known)
 

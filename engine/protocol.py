@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -82,6 +82,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     ttft_deadline_ms: float | None = None
     """Refuse it, at once or while it waits, when its first token cannot come so soon after its
     arrival; None refuses nothing."""
+    ttft_spent_ms: float = 0.0
+    """What its gateway has used up of the time that the client gave it."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

@@ -1,7 +1,7 @@
 """What requests do with KV blocks: find some, take more, tell what they hold, give them back."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from loraplex.engine.cache_eviction import FairEviction
@@ -69,7 +69,7 @@ class RequestBlocks:
         submission = request.submission
         self.pool.share(request.block_table, shared)
         request.num_computed_tokens = len(shared) * self._block_size
-        request.enter_at = sys.maxsize if self._cache is None else self._block_size
+        request.enter_at = self._enter_at(request, shared)
         if submission.waited_until_s is None:
             submission.num_prompt_found = request.num_computed_tokens
             self._num_asked_tokens += request.num_prompt_tokens
@@ -82,14 +82,15 @@ class RequestBlocks:
         """Tell the cache what a running request has computed, in steps that have not failed. True
         if it now holds other blocks that were known by the same tokens.
 
-        A prompt's blocks are in the tables of other choices too.
+        A prompt's blocks are in the tables of other choices too. Of those that decode all of them
+        are entered, or none ever will be.
         """
         if request.row >= 0:
             return request.num_computed_tokens >= request.enter_at and self._enter(request)
-        choices = request.submission.open
         is_replaced = False
-        for choice in choices:
-            if choice.status is Status.RUNNING and choice.num_computed_tokens >= choice.enter_at:
+        for choice in request.submission.open:
+            is_prefilling = choice.status is Status.RUNNING and choice.row < 0
+            if is_prefilling and choice.num_computed_tokens >= choice.enter_at:
                 is_replaced |= self._enter(choice)
         return is_replaced
 
@@ -98,10 +99,16 @@ class RequestBlocks:
         self.pool.release(request.block_table)
         request.lose_blocks()
 
-    def forget(self, submission: Submission) -> None:
-        """Know nothing any more of what a request may have read or written."""
+    def forget(self, submission: Submission, requests: Iterable[Request]) -> None:
+        """Know nothing any more of what a request may have read or written. Of `requests`, all that
+        are open, those that may have read it too add nothing, until they begin anew."""
+        namespace = _namespace(submission)
+        for request in requests:
+            if _namespace(request.submission) == namespace:
+                request.enter_at = sys.maxsize
+                self.swapping.forget(request)
         if self._cache is not None:
-            self.pool.reclaim(self._cache.forget(_namespace(submission)))
+            self.pool.reclaim(self._cache.forget(namespace))
 
     def _found(self, request: Request) -> list[int]:
         if self._cache is None:
@@ -112,6 +119,18 @@ class RequestBlocks:
             max_blocks = (request.num_tokens - 1) // self._block_size
             request.found = version, self._cache.match(namespace, request.token_ids, max_blocks)
         return request.found[1]
+
+    def _enter_at(self, request: Request, shared: list[int]) -> int:
+        """Behind the blocks that it begins with: who computes these enters them for all that hold
+        them, or they have been forgotten."""
+        if self._cache is None:
+            return sys.maxsize
+        behind = (len(shared) + 1) * self._block_size
+        for other in request.submission.open:
+            is_prefilling = other.status is Status.RUNNING and other.row < 0
+            if is_prefilling and other.block_table[: len(shared)] == shared:
+                behind = min(behind, other.enter_at)
+        return behind
 
     def _enter(self, request: Request) -> bool:
         assert self._cache is not None

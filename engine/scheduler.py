@@ -370,7 +370,7 @@ class Scheduler:
     def _fail_for_numbers(self, submission: Submission, message: str) -> None:
         """What it computed was not finite, and so may be what it was computed from."""
         self._fail(submission, "not_finite", message)
-        self.blocks.forget(submission)
+        self.blocks.forget(submission, self._requests.values())
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)
@@ -383,11 +383,11 @@ class Scheduler:
         del self._submissions[submission.request_id]
 
     def _end(self, request: Request) -> None:
+        self.blocks.swapping.forget(request)
         if request.status is Status.RUNNING:
             self._stop(request, Status.FINISHED)
         else:
             request.status = Status.FINISHED
-            self.blocks.swapping.forget(request)
             self._loads.leave(request)
             self._waiting.remove(request)
             self._num_waiting_tokens -= request.num_queued_tokens

@@ -28,7 +28,7 @@ class Swapping:
         self._pool = HostBlocks(config.num_host_blocks)
         self._tell = tell
         self._used_ms: dict[str, float] = {}
-        """What copies to the host took, of requests that have not returned."""
+        """What copies to the host took, of requests that have not returned, and not ended."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -70,6 +70,7 @@ class Swapping:
         request.host_copy = HostCopy(blocks, num_tokens)
         table = tuple(request.block_table[: len(blocks)])
         draft.copies_out.append(BlockCopy(request.key, table, blocks))
+        self._used_ms[request.key] = 0.0
 
     def copy_back(self, request: Request, draft: Draft) -> None:
         """A request has its blocks, and has found the first `num_computed_tokens` in them."""
@@ -80,6 +81,7 @@ class Swapping:
         self._pool.give_back(copy.blocks, after_step=True)
         first = request.num_computed_tokens // self._block_size
         if copy.num_tokens <= request.num_computed_tokens:
+            self._tell_used(request)
             return
         table = tuple(request.block_table[first : len(copy.blocks)])
         draft.copies_in.append(BlockCopy(request.key, table, copy.blocks[first:]))
@@ -87,7 +89,7 @@ class Swapping:
 
     def forget(self, request: Request) -> None:
         """A request has ended, or must compute anew what was to be copied."""
-        self._used_ms.pop(request.key, None)
+        self._tell_used(request)
         if request.host_copy is not None:
             self._pool.give_back(request.host_copy.blocks, after_step=False)
             request.host_copy = None
@@ -100,14 +102,22 @@ class Swapping:
         rate = _LEARNING_RATE if self._ms_per_block else 1.0
         self._ms_per_block += rate * (per_block - self._ms_per_block)
         for copy in plan.copies_out:
-            self._used_ms[copy.request_id] = per_block * len(copy.host_blocks)
+            if copy.request_id in self._used_ms:  # else it has ended since
+                self._used_ms[copy.request_id] = per_block * len(copy.host_blocks)
         for copy in plan.copies_in:
             used_ms = self._used_ms.pop(copy.request_id, 0.0)
             self._tell({copy.request_id: used_ms + per_block * len(copy.host_blocks)})
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert that the copies of these requests are all that there are."""
+        requests = list(requests)
         self._pool.check(r.host_copy for r in requests if r.host_copy is not None)
+        assert self._used_ms.keys() <= {r.key for r in requests}, "a copy is charged to nobody"
+
+    def _tell_used(self, request: Request) -> None:
+        used_ms = self._used_ms.pop(request.key, 0.0)
+        if used_ms:
+            self._tell({request.key: used_ms})
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 
 from loraplex.adapters.residency import State
 from loraplex.engine.request import Request
@@ -52,13 +52,12 @@ class TenantQueue:
         """All of them, oldest first."""
         return [*self._preempted.values(), *self._by_age.values()]
 
-    def before(self, request: Request) -> Iterator[Request]:
-        """Those that are likely to go before one of them, or before one that comes now."""
-        tier = request.submission.submit.service_tier
-        for other in takewhile(lambda other: other is not request, self.requests()):
-            is_passed = tier == "priority" != other.submission.submit.service_tier
-            if other.key in self._preempted or not is_passed:
-                yield other
+    def before(self, request: Request) -> list[Request]:
+        """Those that are likely to go before one that comes now."""
+        if request.submission.submit.service_tier != "priority":
+            return self.requests()
+        urgent = (program.values() for program in self._programs[True].values())
+        return [*self._preempted.values(), *chain.from_iterable(urgent)]
 
     def oldest(self, at_most: int) -> Iterator[Request]:
         """So many of them, oldest first."""

@@ -95,6 +95,7 @@ async def complete(
     target, price = await _resolve(principal, asked.model, accepted_at, services)
     prompt = await services.prompts.encode(asked.prompt)
     sampling = _sampling(asked, len(prompt), services)
+    left_ms, spent_ms = _deadline(asked, principal, services.now() - accepted_at)
     submit = Submit(
         request_id=call.request_id,
         tenant=principal.tenant_id,
@@ -104,7 +105,8 @@ async def complete(
         weight=principal.weight,
         service_tier=asked.service_tier,
         program=asked.program,
-        ttft_deadline_ms=_deadline_ms(asked, principal, services.now() - accepted_at),
+        ttft_deadline_ms=left_ms,
+        ttft_spent_ms=spent_ms,
     )
     request = OpenRequest(
         principal=principal,
@@ -173,12 +175,15 @@ async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[
         raise EngineStopped
 
 
-def _deadline_ms(
+def _deadline(
     asked: CompletionRequest, principal: Principal, elapsed: timedelta
-) -> float | None:
-    """What is left until the first token must come."""
+) -> tuple[float | None, float]:
+    """What is left until the first token must come, and what is gone of that time, in ms."""
     deadline = asked.ttft_deadline or Deadline(principal.limits.ttft_deadline_ms)
-    return None if deadline.ms is None else max(0.0, deadline.ms - elapsed / MILLISECOND)
+    if deadline.ms is None:
+        return None, 0.0
+    spent_ms = min(max(0.0, elapsed / MILLISECOND), deadline.ms)
+    return deadline.ms - spent_ms, spent_ms
 
 
 def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Services) -> Sampling:

@@ -20,6 +20,7 @@ from loraplex.engine.simulation.baselines.slora import (
     SloraLimits,
     VirtualTokenCounter,
 )
+from loraplex.engine.simulation.baselines.token_units import TokenFairAdmission
 from loraplex.engine.simulation.bound import BoundUse, bound_ms
 from loraplex.engine.simulation.caches import (
     Belady,
@@ -144,6 +145,7 @@ _KNOW_LENGTHS = frozenset({"slora", "vtc"})
 
 POLICIES: Mapping[str, Callable[[Setup], AdmissionPolicy]] = {
     "fair": lambda setup: FairAdmission(_fair(setup)),
+    "fair-tokens": lambda _: TokenFairAdmission(),
     "fcfs": lambda _: FirstComeFirstServed(),
     "slora": lambda setup: SloraFirstCome(_slora_limits(setup)),
     "vtc": lambda setup: VirtualTokenCounter(_slora_limits(setup)),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from loraplex.engine.admission import AdmissionPolicy, AdmissionView, Blocked
+from loraplex.engine.ahead_sample import Ahead
 from loraplex.engine.request import Request
 
 
@@ -41,7 +42,7 @@ class Runtime:
         """Pass on."""
         self._policy.remove(request)
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Ahead]:
         """Pass on."""
         return self._policy.ahead(request, cost_ms)
 

@@ -28,7 +28,7 @@ Profile = Annotated[
 ]
 Policy = Annotated[
     str,
-    typer.Option(help="fair, fcfs, slora, vtc, dlpm, skip-scan, drain or chameleon."),
+    typer.Option(help="fair, fair-tokens, fcfs, slora, vtc, dlpm, skip-scan, drain or chameleon."),
 ]
 Cache = Annotated[
     str,

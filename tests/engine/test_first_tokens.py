@@ -1,6 +1,7 @@
 """Requests that would rather be refused than be late."""
 
 import threading
+from collections.abc import Callable, Iterator
 from typing import get_args
 
 import pytest
@@ -20,7 +21,8 @@ from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
-from loraplex.engine.protocol import RejectionCode
+from loraplex.engine.protocol import RejectionCode, Sampling
+from loraplex.engine.request import Request
 from loraplex.engine.scheduler import Scheduler
 
 FAIR = FairSettings(quantum_ms=10.0, overdraft_ms=20.0, max_skips=4, max_open=8)
@@ -82,6 +84,30 @@ def test_a_prompt_that_takes_longer_than_its_deadline_is_refused_for_good() -> N
         world.add("a", deadline_ms=2.0)
     assert refused.value.retry_after_s is None
     assert not world.scheduler.has_work
+
+
+def test_time_that_its_gateway_took_is_no_reason_to_refuse_it_for_good() -> None:
+    world = World()
+    with pytest.raises(DeadlineUnreachable, match="its deadline is in 2 ms") as refused:
+        world.add("a", deadline_ms=2.0, ttft_spent_ms=1.0)
+    assert refused.value.retry_after_s == pytest.approx(0.001)
+    with pytest.raises(DeadlineUnreachable, match="its deadline is after 2 ms") as refused:
+        world.add("b", deadline_ms=1.0, ttft_spent_ms=1.0)
+    assert refused.value.retry_after_s is None
+
+
+def test_a_prompt_that_another_computes_now_is_no_reason_to_refuse_it_for_good() -> None:
+    world = World()
+    prompt = tuple(range(24))
+    world.add("first", prompt=prompt)
+    world.step()
+    with pytest.raises(DeadlineUnreachable) as refused:
+        world.add("a", deadline_ms=10.0, prompt=(*prompt, 900))
+    assert refused.value.retry_after_s is not None
+    with pytest.raises(DeadlineUnreachable, match="even if nothing else ran"):
+        world.add("b", deadline_ms=10.0, prompt=(900, *prompt))
+    with pytest.raises(DeadlineUnreachable, match="even if nothing else ran"):
+        world.add("c", deadline_ms=10.0, prompt=(*prompt, 900), tenant="other")
 
 
 @pytest.mark.parametrize("policy", [FirstComeFirstServed, lambda: FairAdmission(FAIR)])
@@ -150,6 +176,77 @@ def test_what_loads_took_of_late_counts_for_one_that_needs_a_load() -> None:
     with pytest.raises(DeadlineUnreachable):
         world.add("b", adapter="y", deadline_ms=90.0)
     world.add("c", adapter="x", deadline_ms=90.0)
+
+
+@pytest.mark.parametrize("policy", [FirstComeFirstServed, lambda: FairAdmission(FAIR)])
+def test_prompts_before_it_count_as_far_as_they_are_not_cached(
+    policy: type[AdmissionPolicy],
+) -> None:
+    world = World(policy())
+    prompt = tuple(range(20))
+    world.add("known", prompt=prompt, max_tokens=1)
+    world.run()
+    for i in range(3):
+        world.add(f"r{i}", prompt=(*prompt, 900 + i), max_tokens=2)
+    world.add("a", deadline_ms=20.0)
+    assert first_token_ms(world, "a") <= 20.0
+
+
+@pytest.mark.parametrize("policy", [FirstComeFirstServed, lambda: FairAdmission(FAIR)])
+def test_the_choices_before_it_compute_their_prompt_once(policy: type[AdmissionPolicy]) -> None:
+    world = World(policy())
+    sampling = Sampling(max_tokens=2, temperature=0.0, seed=0, n=4)
+    world.add("choices", num_prompt_tokens=22, sampling=sampling)
+    world.add("a", deadline_ms=40.0)
+    assert first_token_ms(world, "a") <= 40.0
+
+
+class CountingPolicy(FairAdmission):
+    """Counts who is asked about, and how often."""
+
+    def __init__(self, max_open: int) -> None:
+        super().__init__(FairSettings(10.0, 20.0, max_skips=4, max_open=max_open))
+        self.num_asked = 0
+        self.looked_at: list[tuple[Request, float]] = []
+
+    def ahead(
+        self, request: Request, cost_ms: Callable[[Request], float]
+    ) -> Iterator[tuple[Request, float]]:
+        self.num_asked += 1
+        self.looked_at = list(super().ahead(request, cost_ms))
+        return iter(self.looked_at)
+
+
+@pytest.mark.parametrize("tier", ["default", "priority", "flex"])
+@pytest.mark.parametrize("num_tenants", [1, 3, 400])
+def test_however_many_wait_few_are_looked_at_who_stand_for_all(num_tenants: int, tier: str) -> None:
+    policy = CountingPolicy(8)
+    world = World(policy, max_waiting_requests=10_000, max_waiting_tokens=10**6)
+    for i in range(2000):
+        tenant = f"t{i % num_tenants}"
+        own_tier = "priority" if i % 2 else "default"
+        world.add(f"r{i}", num_prompt_tokens=3, tenant=tenant, service_tier=own_tier)
+    world.add("a", deadline_ms=3.6e6, tenant="t0", service_tier=tier)
+    assert len(policy.looked_at) <= 32 + 32 * 4
+    num_ahead = sum(count for _, count in policy.looked_at)
+    num_own = 2000 // num_tenants
+    if tier == "flex":
+        assert num_ahead == pytest.approx(2000)
+    elif num_tenants == 1:
+        assert num_ahead == pytest.approx(2000 if tier == "default" else 1000)
+    else:
+        assert num_own / 2 <= num_ahead <= 2000 + num_own
+
+
+def test_many_that_are_late_at_once_are_told_by_one_prediction() -> None:
+    policy = CountingPolicy(8)
+    world = World(policy, max_running=1, max_waiting_requests=1000)
+    world.add("long", max_tokens=4)
+    for i in range(100):
+        world.add(f"r{i}", deadline_ms=2000.0)
+    asked_before, world.now = policy.num_asked, 10.0
+    assert len(world.step().rejected) == 100
+    assert policy.num_asked == asked_before + 1
 
 
 def test_one_that_waits_is_refused_once_it_would_be_late_for_certain() -> None:

@@ -146,6 +146,21 @@ def test_a_namespace_that_is_forgotten_is_found_no_more_and_loses_no_block() -> 
     assert world.run([1, 2, 3], Namespace("b", None)) == 1
 
 
+def test_to_forget_a_namespace_only_its_own_blocks_are_looked_at() -> None:
+    world = Sequences(8)
+    world.run([1, 2, 3, 4, 5])
+    world.run([1, 2, 3], Namespace("b", None))
+
+    class Unlooked(dict):  # type: ignore[type-arg]
+        __iter__ = keys = values = items = None  # type: ignore[assignment]
+
+    world.cache._known, known = Unlooked(world.cache._known), world.cache._known
+    assert world.cache.forget(Namespace("c", None)) == []
+    world.pool.reclaim(world.cache.forget(Namespace("b", None)))
+    assert len(world.cache._known) == len(known) - 1
+    world.check()
+
+
 def test_the_version_of_a_namespace_tells_when_to_look_again() -> None:
     world = Sequences(4)
     versions = [world.cache.version(BASE)]

@@ -157,6 +157,40 @@ def test_numbers_that_are_not_finite_are_forgotten_with_all_that_they_may_come_f
     assert cached(world.run(submit("e", tenant="other"))[1]) == 12
 
 
+def fail_for_numbers(world: World, request_id: str) -> None:
+    """A step in which all compute, and what one has got is not finite."""
+    plan = world.scheduler.plan(now=0.0)
+    failures = {request_id: "not finite"}
+    world.scheduler.commit(plan, StepOutput(world.runner.run(plan).token_ids, failures))
+    world.scheduler.check()
+
+
+def test_what_has_been_forgotten_is_not_known_again_by_those_that_still_run_on_it() -> None:
+    world = World(num_blocks=40, max_step_tokens=12)
+    world.run(submit("poison"))
+    world.scheduler.add(submit("a", (*PROMPT, 7)), now=0.0)
+    world.scheduler.add(submit("b", (*PROMPT, *range(100, 130)), n=2), now=0.0)
+    fail_for_numbers(world, "a")
+    while world.scheduler.has_work:  # "b" had not computed all of its prompt
+        world.step()
+    assert cached(world.run(submit("c"))[1]) == 0
+
+
+def test_what_was_read_is_not_copied_back_from_the_host_once_it_has_been_forgotten() -> None:
+    world = World(num_blocks=12, num_host_blocks=16, copy_ms_per_block=0.1)
+    for name, start in (("a", 0), ("b", 100)):
+        prompt = tuple(range(start, start + 20))
+        world.scheduler.add(submit(name, prompt, max_tokens=20), now=0.0)
+    while world.scheduler.blocks.swapping.num_free_blocks == 16:
+        world.step()
+    fail_for_numbers(world, "a")
+    assert world.scheduler.blocks.swapping.num_free_blocks == 16
+    num_computed = world.runner.num_computed
+    while world.scheduler.has_work:
+        world.step()
+    assert world.runner.num_computed - num_computed == 20 + 19  # "b", from its first token on
+
+
 def test_a_preempted_request_finds_itself_again_and_does_not_say_so() -> None:
     world = World(num_blocks=12)
     for name in "ab":

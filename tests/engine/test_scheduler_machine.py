@@ -1,5 +1,6 @@
 """Whatever happens in whatever order, each request gives what it would give alone."""
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -9,8 +10,16 @@ from tests.engine.simulated_runner import SimulatedRunner, expected_output
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.events import Events
+from loraplex.engine.plan import Chunk, SampleSpec
 from loraplex.engine.protocol import Sampling
 from loraplex.engine.seeds import choice_seed
+
+
+class GreedyRunner(SimulatedRunner):
+    """Draws the same token for all that have the same before it."""
+
+    def _sample(self, chunk: Chunk, spec: SampleSpec) -> int:
+        return super()._sample(chunk, msgspec.structs.replace(spec, seed=0))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -21,6 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """
 
     num_host_blocks = 0
+    is_greedy = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             copy_ms_per_block=0.5,  # a token takes 1 ms
         )
         self.scheduler = build.scheduler(config, self.residency)
-        self.runner = SimulatedRunner(12, 4)
+        self.runner = (GreedyRunner if self.is_greedy else SimulatedRunner)(12, 4)
         self.loading: list[AdapterKey] = []
         self.submits: dict[str, object] = {}
         self.outputs: dict[str, dict[int, list[int]]] = {}
@@ -165,7 +175,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                         adapter,
                         submit.sampling.max_tokens,
                         build.EOS,
-                        choice_seed(1, choice),
+                        0 if self.is_greedy else choice_seed(1, choice),
                     )
                     assert self.outputs[request_id][choice] == expected
                     assert (request_id, choice) in self.ended_choices
@@ -177,7 +187,22 @@ class SwappingMachine(SchedulerMachine):
     num_host_blocks = 7
 
 
-for machine in (SchedulerMachine, SwappingMachine):
+class GreedyMachine(SchedulerMachine):
+    """The same with choices and requests that begin alike and go on alike."""
+
+    is_greedy = True
+
+
+class GreedySwappingMachine(GreedyMachine):
+    """Both."""
+
+    num_host_blocks = 7
+
+
+MACHINES = (SchedulerMachine, SwappingMachine, GreedyMachine, GreedySwappingMachine)
+for machine in MACHINES:
     machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSwappingMachine = SwappingMachine.TestCase
+TestGreedyMachine = GreedyMachine.TestCase
+TestGreedySwappingMachine = GreedySwappingMachine.TestCase

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from tests.engine import build
+from tests.engine.fair_world import SETTINGS
 from tests.engine.linear_costs import LinearCosts
 from tests.engine.simulated_runner import SimulatedRunner, expected_output
 
 from loraplex.adapters.residency import Residency
 from loraplex.engine.core import StepReport
 from loraplex.engine.events import Events
+from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.host_blocks import HostBlocks, HostCopy
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.plan import StepPlan
@@ -162,6 +164,53 @@ def test_copies_are_charged_to_whom_they_were_for_and_are_no_part_of_a_steps_tim
         world.step(copy_ms=2.5)
     assert told == {"b": 5.0}
     assert set(observed) == {1.0}
+
+
+def test_a_copy_of_what_is_found_on_return_is_charged_too() -> None:
+    told: dict[str, float] = {}
+    # Of 16 computed tokens all are in full blocks, which are cached when it returns.
+    scheduler = build.scheduler(
+        build.config(num_blocks=40, num_host_blocks=20, max_running=1, copy_ms_per_block=0.01),
+        policy=FairAdmission(SETTINGS),
+    )
+    scheduler.blocks.swapping._tell = told.update
+    runner, copied = SimulatedRunner(40, 4), []
+
+    def step() -> None:
+        plan = scheduler.plan(now=0.0)
+        copied.append((len(plan.copies_out), len(plan.copies_in)))
+        scheduler.commit(plan, runner.run(plan), 1.0, 2.5)
+        scheduler.check()
+
+    scheduler.add(build.submit("flex", 15, 12, service_tier="flex"), now=0.0)
+    step()
+    step()
+    scheduler.add(build.submit("main", 3, 2), now=0.0)
+    while scheduler.has_work:
+        step()
+    assert (sum(out for out, _ in copied), sum(back for _, back in copied)) == (1, 0)
+    assert told == {"flex": 2.5}
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_request_that_ends_while_it_is_out_has_used_its_copy_and_leaves_nothing(
+    *, is_early: bool
+) -> None:
+    """Early: before the step that copies it has ended."""
+    told: dict[str, float] = {}
+    world = World()
+    world.scheduler.blocks.swapping._tell = told.update
+    while True:
+        plan = world.scheduler.plan(now=0.0)
+        if plan.copies_out:
+            break
+        world.scheduler.commit(plan, world.runner.run(plan))
+    if is_early:
+        world.scheduler.abort("b", now=0.0)
+    world.scheduler.commit(plan, world.runner.run(plan), 1.0, 2.5)
+    world.scheduler.abort("b", now=0.0)
+    world.scheduler.check()
+    assert told == ({} if is_early else {"b": 2.5})
 
 
 def test_host_blocks_that_a_step_reads_are_free_from_the_next_step_on() -> None:

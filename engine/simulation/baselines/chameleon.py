@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loraplex.engine.admission import AdmissionView, Blocked
+from loraplex.engine.ahead_sample import Ahead
 from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.request import Request, Status
 
@@ -68,7 +69,7 @@ class SizeQueues:
         del self._queue(request)[request.key]
         del self._sizes[request.key]
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:  # noqa: ARG002  of the protocol
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Ahead]:  # noqa: ARG002  of the protocol
         """Nobody asks: none of its requests has a deadline."""
         return ()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionView, Blocked
+from loraplex.engine.ahead_sample import Ahead
 from loraplex.engine.request import Request
 
 _ADAPTER_TOKENS = 32
@@ -52,7 +53,7 @@ class SloraFirstCome:
         """Forget a request that ended while it waited."""
         del self._waiting[request.key]
 
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Request]:  # noqa: ARG002  of the protocol
+    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Ahead]:  # noqa: ARG002  of the protocol
         """Nobody asks: none of its requests has a deadline."""
         return ()
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 COLOURS: Mapping[str, str] = {
     "fair": "#0b6e4f",
+    "fair-tokens": "#7fb069",
     "fcfs": "#8d99ae",
     "slora": "#5c677d",
     "vtc": "#d1495b",

@@ -26,7 +26,7 @@ from loraplex.engine.simulation.traces import read_trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POLICIES = ("slora", "vtc", "dlpm", "chameleon", "fcfs", "fair")
+POLICIES = ("slora", "vtc", "dlpm", "chameleon", "fcfs", "fair-tokens", "fair")
 QUANTA_MS = (50, 500, 2000, 5000, 10_000, 20_000, 50_000)
 _NOISE = 0.02
 _SHOWN_TENANTS = 8
@@ -52,7 +52,9 @@ def policies(options: Options) -> None:
     )
     print_table(header, (_row(policy, each) for policy, each in runs.items()))
     _print_fluid(runs[next(reversed(runs))][0])
-    shown = {policy: each[0] for policy, each in runs.items() if policy != "slora"}
+    shown = {
+        policy: each[0] for policy, each in runs.items() if policy not in {"slora", "fair-tokens"}
+    }
     draw(options.out, "service-over-time", lambda axes: _draw_service(axes, shown), len(shown), 2.6)
 
 

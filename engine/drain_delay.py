@@ -18,6 +18,7 @@ class DrainDelay:
     def __init__(self, cap_ms: float) -> None:
         self._cap_ms = cap_ms
         self._refused_at: dict[str, float] = {}
+        self._now = 0.0
         self._num_put_off = 0
         self._longest_ms = 0.0
 
@@ -31,17 +32,17 @@ class DrainDelay:
         """True if so many are put off since `begin` that no other is to be asked for."""
         return self._num_put_off >= _MOST_PUT_OFF
 
-    def begin(self) -> None:
+    def begin(self, now: float) -> None:
         """Before candidates are looked at anew."""
-        self._num_put_off, self._longest_ms = 0, 0.0
+        self._now, self._num_put_off, self._longest_ms = now, 0, 0.0
 
-    def puts_off(self, request: Request, view: AdmissionView, now: float) -> bool:
+    def puts_off(self, request: Request, view: AdmissionView) -> bool:
         """False if a request whose adapter found no memory has waited for as long as a drain would
         take; then others are to be drained for it."""
         # Nothing to wait for: what holds the memory is on its way and does not run yet.
         drain_ms = min(self._cap_ms, view.predicted_wait_ms(request) or self._cap_ms)
-        since = self._refused_at.setdefault(request.key, now)
-        if (now - since) * 1e3 >= drain_ms:
+        since = self._refused_at.setdefault(request.key, self._now)
+        if (self._now - since) * 1e3 >= drain_ms:
             return False
         self._num_put_off += 1
         self._longest_ms = max(self._longest_ms, drain_ms)

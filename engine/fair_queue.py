@@ -114,16 +114,15 @@ class FairQueue:
         if self._committed.pop(request.key, None) is not None:
             self._close(request)
         else:
-            tenant = request.tenant
-            self._tenants[tenant].remove(request)
-            self._left(tenant)
+            self._tenants[request.tenant].remove(request)
+            self._left(request.tenant)
         self._share.forget(request.key)
         self._unreserve(request)
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
         """See `AdmissionPolicy.candidates`."""
         self._now, self._view = now, view
-        self._delay.begin()
+        self._delay.begin(now)
         self._uncommit_lost(view)
         self._unpark(view)
         first: Request | None = None
@@ -248,7 +247,9 @@ class FairQueue:
                 self._share.refill()
                 eligible = iter(self._share.eligible)
                 continue
-            *_, tenant, request = heappop(heads)
+            is_absent, *_, tenant, request = heappop(heads)
+            if is_absent and self._delay.is_full:
+                continue
             yield request
             if self._refusal in {Blocked.SLOTS, Blocked.STEP}:
                 return
@@ -258,8 +259,7 @@ class FairQueue:
 
     def _is_put_off(self, request: Request, view: AdmissionView) -> bool:
         """True if others are not drained for the candidate that was just refused, yet."""
-        is_for_adapter = self._refusal is Blocked.ADAPTER_MEMORY
-        return is_for_adapter and self._delay.puts_off(request, view, self._now)
+        return self._refusal is Blocked.ADAPTER_MEMORY and self._delay.puts_off(request, view)
 
     def _on_credit(self, view: AdmissionView) -> Iterator[Request]:
         """Meanwhile requests on resident adapters, of tenants whose turn it is not; each may use

@@ -58,7 +58,6 @@ class _Charge:
     used_ms: float = 0.0
     caused_ms: float = 0.0
     """What it made others compute again."""
-    is_resumed: bool = False
 
 
 def _note_nothing(tenant: str, eligible: bool) -> None:
@@ -264,11 +263,6 @@ class FairShare:
         """A request goes on under its charge, and first uses up what others have paid for it."""
         charge = self._charges[key]
         charge.prepaid_ms += self._prepaid_ms.pop(key, 0.0)
-        charge.is_resumed = True
-
-    def is_resumed(self, key: str) -> bool:
-        """True if its request was pushed out since it was charged."""
-        return self._charges[key].is_resumed
 
     def forget(self, key: str) -> None:
         """A request has ended for good."""

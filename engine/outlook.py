@@ -1,6 +1,5 @@
 """What admission may know: what is there now, and what is likely to come."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from loraplex.adapters.residency import Residency, State
@@ -9,6 +8,7 @@ from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.costs_port import OutputLengths, StepCosts
 from loraplex.engine.kv_forecast import KvForecast
 from loraplex.engine.loads import Loads
+from loraplex.engine.predicted_ends import PredictedEnds
 from loraplex.engine.request import Request
 from loraplex.engine.request_blocks import RequestBlocks
 
@@ -37,6 +37,8 @@ class Outlook:
         self._running: list[Request] = []
         self._computed: Callable[[Request], int] = _computed_before
         self._step_ms = 0.0
+        self._ends: PredictedEnds | None = None
+        """Of those that run now, once somebody has asked."""
         self._forecast = KvForecast(self._output_left_anew)
 
     def begin_step(
@@ -45,16 +47,19 @@ class Outlook:
         """Look at these running requests, of which `computed` tells the tokens in the KV cache
         after this step, and of which a step took `step_ms` of late."""
         self._running, self._computed, self._step_ms = running, computed, step_ms
+        self._ends = None
         self._forecast.next_step()
 
     def starts(self, request: Request, shared: list[int]) -> None:
         """It is about to take over these blocks and run."""
         if not request.expected_tokens:
             self._expect(request)
+        self._ends = None
         self._forecast.start(request, self._own_tokens(request, shared), self._output_left(request))
 
     def stopped(self, request: Request) -> None:
         """It has ended or lost its blocks."""
+        self._ends = None
         self._forecast.stop(request)
 
     @property
@@ -165,19 +170,9 @@ class Outlook:
         """Wall time until those that run will have left enough blocks and memory for it."""
         missing_blocks = self._missing_blocks(request)
         missing_bytes = self._bytes_to_free(request) - self._residency.loadable_bytes
-        num_leases = Counter(other.adapter for other in self._running)
-        steps = 0.0
-        for steps_left, other in sorted(
-            ((self._output_left(other), other) for other in self._running), key=_steps_left
-        ):
-            if missing_blocks <= 0 and missing_bytes <= 0:
-                break
-            steps = steps_left
-            missing_blocks -= len(other.block_table)
-            num_leases[other.adapter] -= 1
-            if not num_leases[other.adapter]:
-                missing_bytes -= other.submission.adapter_bytes
-        return steps * self._step_ms
+        if self._ends is None:
+            self._ends = PredictedEnds(self._running, self._output_left)
+        return self._ends.steps_until(missing_blocks, missing_bytes) * self._step_ms
 
     def _would_overflow(self, request: Request, shared: list[int]) -> bool:
         """True if the pool is expected to run out before all have ended that run and it."""
@@ -232,7 +227,3 @@ class Outlook:
 
 def _computed_before(request: Request) -> int:
     return request.num_computed_tokens
-
-
-def _steps_left(item: tuple[float, Request]) -> float:
-    return item[0]

@@ -30,8 +30,9 @@ class Transfers:
 
     `start` and `arrivals` belong to the engine's thread and never wait for a load. A prefetch that
     is given up while it is read is read to its end and dropped, or taken again if its adapter is
-    wanted before: one adapter is never read twice at a time. Until then it takes memory that is
-    accounted to others, of one adapter at most.
+    wanted before: one adapter is never read twice at a time. Until then it takes memory of the
+    device that is accounted to others: of one adapter, since one is read at a time, and of a second
+    while a step is planned, if that one is given up too just when the first has been read.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
-from loraplex.engine.request import Request, Status
+from loraplex.engine.request import Request, Status, choice_key
 
 SETTINGS = FairSettings(quantum_ms=20.0, overdraft_ms=40.0, max_skips=3, max_open=4)
 
@@ -129,25 +129,28 @@ class World:
         adapter: str | None = None,
         **values: object,
     ) -> str:
-        """Submit a request that will end after `num_output_tokens`. `weight` is the tenant's."""
+        """Submit a request whose choices will end after `num_output_tokens`. `weight` is the
+        tenant's, `n` how many choices."""
         self.num_added += 1
         request_id = f"r{self.num_added:05}"
         max_tokens = values.pop("max_tokens", num_output_tokens)
         adapter_bytes = values.pop("num_bytes", 2)
         prompt = tuple((self.num_added * 7 + i) % 500 for i in range(num_prompt_tokens))
-        self.runner.lengths[request_id] = num_output_tokens
+        num_choices = values.pop("n", 1)
+        keys = [choice_key(request_id, choice) for choice in range(num_choices)]
+        self.runner.lengths |= dict.fromkeys(keys, num_output_tokens)
         submit = Submit(
             request_id=request_id,
             tenant=tenant,
             adapter=adapter,
             prompt=prompt,
-            sampling=Sampling(max_tokens=max_tokens, temperature=0.0, seed=0),
+            sampling=Sampling(max_tokens=max_tokens, temperature=0.0, seed=0, n=num_choices),
             **values,
         )
         is_flex = submit.service_tier == "flex"
         if not is_flex:
             self.auditor.weights[tenant] = submit.weight
-        self.tenants[request_id] = "" if is_flex else tenant
+        self.tenants |= dict.fromkeys(keys, "" if is_flex else tenant)
         if adapter is not None:
             self.sizes[AdapterKey(tenant, adapter)] = adapter_bytes
         self.scheduler.add(submit, self.now, 0 if adapter is None else adapter_bytes)

@@ -7,6 +7,9 @@ from tests.engine.linear_costs import LinearCosts
 
 from loraplex.adapters.residency import State
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.admission import Blocked
+from loraplex.engine.fair_queue import FairQueue
+from loraplex.engine.request import Request
 
 COLD = AdapterKey("b", "cold")
 
@@ -71,3 +74,27 @@ def test_where_two_always_wait_adapters_change_places_less_often() -> None:
         num_loads.append(sum(len(plan.loads) for plan in world.plans))
         world.drain()
     assert num_loads[1] < 0.75 * num_loads[0]
+
+
+class Counting(FairQueue):
+    """Counts candidates that found no memory for their adapters."""
+
+    num_refused = 0
+
+    def blocked(self, request: Request, by: Blocked) -> None:
+        self.num_refused += by is Blocked.ADAPTER_MEMORY
+        super().blocked(request, by)
+
+
+def test_however_many_tenants_lack_memory_few_are_asked_for_and_others_go_on() -> None:
+    world = one_slot(1000.0)
+    queue = world.policy._main = Counting(replace(SETTINGS, max_drain_ms=1000.0, max_open=6))
+    world.add("a", adapter="hot", num_output_tokens=40)
+    for _ in range(10):
+        world.step()
+    for number in range(50):
+        world.add(f"c{number:02}", adapter="cold")
+    goes_on = world.add("z", adapter=None)
+    world.step()
+    assert 1 < queue.num_refused <= 16
+    assert goes_on not in {request.key for request in world.waiting()}

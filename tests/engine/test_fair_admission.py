@@ -33,34 +33,34 @@ class FairMachine(RuleBasedStateMachine):
 
     @rule(
         tenant=st.sampled_from(sorted(WEIGHTS)),
-        num_prompt_tokens=st.integers(1, 30),
-        num_output_tokens=st.integers(1, 18),
+        num_tokens=st.tuples(st.integers(1, 30), st.integers(1, 18)),
         adapter=st.sampled_from([None, None, "x", "y", "z"]),
         tier=st.sampled_from(["default", "default", "default", "priority", "flex"]),
         program=st.sampled_from(["", "", "p", "q"]),
         count=st.sampled_from([1, 1, 3, 6]),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
     )
     def add(
         self,
         tenant: str,
-        num_prompt_tokens: int,
-        num_output_tokens: int,
+        num_tokens: tuple[int, int],
         adapter: str | None,
         tier: str,
         program: str,
         count: int,
+        n: int,
     ) -> None:
         for _ in range(count):
             request_id = self.world.add(
                 tenant,
-                num_prompt_tokens,
-                num_output_tokens,
+                *num_tokens,
                 # A load for flex is in nobody's account.
                 f"flex-{adapter}" if tier == "flex" and adapter else adapter,
                 weight=WEIGHTS[tenant],
                 service_tier=tier,
                 program=program,
                 max_tokens=18,
+                n=n,
             )
             self.open.append(request_id)
 

@@ -164,7 +164,7 @@ async def _serve(
         _log.warning("some requests were still open after %s s", settings.drain_timeout_s)
     worker.loop.stop()
     await asyncio.to_thread(thread.join)
-    worker.costs.save()
+    await asyncio.to_thread(worker.costs.close)
     worker.transfers.close()
     await worker.server.close()
     if crash:
@@ -209,7 +209,7 @@ async def _compose(
         _log_step(report)
         loop.call_soon_threadsafe(server.publish, report)
         if (saved := costs.due(time.monotonic())) is not None:
-            loop.call_soon_threadsafe(loop.run_in_executor, None, costs.file.write, saved)
+            costs.write(saved)
 
     return Worker(EngineLoop(parts.engine, mailbox, publish), server, parts.transfers, costs)
 

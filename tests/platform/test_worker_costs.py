@@ -1,6 +1,7 @@
 """A worker's cost model over its starts, with a real model."""
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.engine import build
 from loraplex.engine.config import ModelConfig, SchedulerConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
+from loraplex.engine.saved_costs import CostFile
 from loraplex.platform.settings import Settings
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
 
@@ -57,8 +59,35 @@ def test_what_was_learned_from_traffic_is_kept_too(tmp_path: Path, runner: Model
     assert kept.due(kept.saved_s + 299) is None
     assert kept.due(kept.saved_s + 300) is not None
     kept.model.num_steps += 1000
-    kept.save()
+    kept.close()
     assert prepared(tmp_path, runner).model.num_steps == before + 1000
+
+
+def test_what_is_saved_at_the_end_is_written_after_what_was_due_before(
+    tmp_path: Path, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = prepared(tmp_path, runner, calibration_s=0)
+    overtaken, written = threading.Event(), CostFile.write
+
+    def slow_write(file: CostFile, saved: bytes) -> None:
+        if saved == b"older":
+            overtaken.wait(0.2)
+        else:
+            overtaken.set()
+        written(file, saved)
+
+    monkeypatch.setattr(CostFile, "write", slow_write)
+    kept.write(b"older")
+    kept.close()
+    assert kept.file.read() is not None
+
+
+def test_another_size_of_blocks_or_version_of_torch_is_another_subject(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects = {subject_of(runner), subject_of(ModelRunner(runner.model, 40, 8))}
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    assert len(subjects | {subject_of(runner)}) == 3
 
 
 def test_without_calibration_it_starts_with_nothing(tmp_path: Path, runner: ModelRunner) -> None:

@@ -90,7 +90,7 @@ def subject_of(runner: ModelRunner) -> Subject:
     else:
         device = f"{cpu_name()}, {torch.get_num_threads()} threads"
     return Subject(
-        f"{model.config.name} in {dtype} (shapes {digest}), KV blocks of {runner.block_size} tokens",
+        f"{model.config.name} in {dtype} (shapes {digest}), blocks of {runner.block_size} tokens",
         f"{device}, {runner.kernels}, torch {torch.__version__}",
     )
 

@@ -328,6 +328,7 @@ def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:
             adapter_memory_bytes=settings.adapter_memory_bytes,
             free_host_bytes=host_bytes,
             swap_memory_bytes=settings.swap_memory_bytes,
+            is_on_host=not on_gpu,
         )
     )
     _log.info(

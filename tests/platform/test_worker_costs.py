@@ -53,6 +53,17 @@ def test_a_worker_learns_before_its_first_traffic_and_knows_at_the_next_start(
     ]
 
 
+def test_a_calibration_that_was_too_short_goes_on_at_the_next_start(
+    tmp_path: Path, runner: ModelRunner
+) -> None:
+    num_steps, settings = [], Settings(data_dir=tmp_path, calibration_s=30.0)
+    for _ in range(2):
+        asked = iter(range(7))
+        kept = prepare_costs(settings, runner, CONFIG, 1 << 30, lambda at=asked: next(at) == 6)
+        num_steps.append(kept.model.num_steps)
+    assert num_steps == [6, 12]
+
+
 def test_what_was_learned_from_traffic_is_kept_too(tmp_path: Path, runner: ModelRunner) -> None:
     kept = prepared(tmp_path, runner)
     before = kept.model.num_steps

@@ -8,11 +8,14 @@ import torch
 from tests.engine.simulated_worker import SimulatedWorker
 from typer.testing import CliRunner
 
+from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.errors import EngineCrashed, MemoryTooSmall
 from loraplex.engine.frames import Security
+from loraplex.engine.saved_costs import CostFile
 from loraplex.platform import log, worker
 from loraplex.platform.cli.main import app
 from loraplex.platform.supervisor import START_REFUSED
+from loraplex.platform.worker_costs import KeptCosts
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +45,12 @@ def test_a_start_that_cannot_work_is_told_in_a_line(
 def test_a_crash_while_it_serves_keeps_its_traceback_and_is_no_refused_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def compose(*_: object) -> worker.Worker:
+    async def compose(*_: object) -> worker.Worker:
         simulated = SimulatedWorker(Security())
         monkeypatch.setattr(simulated.engine, "step", fail(error))
-        return worker.Worker(simulated.loop, simulated.server, simulated.transfers)
+        model = CostModel(Subject("tiny", "none"))
+        costs = KeptCosts(model, CostFile(tmp_path / "costs", model.subject), 0.0)
+        return worker.Worker(simulated.loop, simulated.server, simulated.transfers, costs)
 
     model = SimpleNamespace(config=SimpleNamespace(name="tiny"))
     monkeypatch.setattr(worker, "_load", lambda settings: model)

@@ -44,8 +44,9 @@ class PoolRequest:
     kv_memory_bytes: int | None
     adapter_memory_bytes: int | None
     free_host_bytes: int = 0
-    """The same as `free_bytes` where the model runs on the host."""
     swap_memory_bytes: int | None = 0
+    is_on_host: bool = False
+    """True where `free_bytes` is the host's memory too, so that all pools share it."""
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
@@ -98,19 +99,23 @@ def size_pools(request: PoolRequest) -> PoolSizes:
             f"{request.free_bytes // MIB} MiB are free; lower LORAPLEX_KV_MEMORY_BYTES or "
             "LORAPLEX_ADAPTER_MEMORY_BYTES"
         )
-    num_host_blocks = _swap_bytes(request, kv_bytes) // request.bytes_per_block
+    taken_bytes = kv_bytes + adapter_bytes if request.is_on_host else 0
+    num_host_blocks = _swap_bytes(request, kv_bytes, taken_bytes) // request.bytes_per_block
     return PoolSizes(num_blocks, kv_bytes, adapter_bytes, request.max_model_len, num_host_blocks)
 
 
-def _swap_bytes(request: PoolRequest, kv_bytes: int) -> int:
-    """Raises MemoryTooSmall if the host has less than was asked for."""
-    asked, free_bytes = request.swap_memory_bytes, request.free_host_bytes
+def _swap_bytes(request: PoolRequest, kv_bytes: int, taken_bytes: int) -> int:
+    """`taken_bytes` of the host are other pools'. Raises MemoryTooSmall if what is left is less
+    than was asked for."""
+    asked, free_bytes = request.swap_memory_bytes, request.free_host_bytes - taken_bytes
     if asked is None:
-        return int(min(SWAP_SHARE * kv_bytes, SWAP_HOST_SHARE * free_bytes))
+        most_bytes = min(SWAP_SHARE * kv_bytes, SWAP_HOST_SHARE * request.free_host_bytes)
+        return max(0, min(int(most_bytes), free_bytes))
     if asked > free_bytes:
         raise MemoryTooSmall(
             f"{asked // MIB} MiB of host memory are to hold what preempted requests computed, and "
-            f"{free_bytes // MIB} MiB are free; lower LORAPLEX_SWAP_MEMORY_BYTES, 0 needs none"
+            f"{free_bytes // MIB} MiB are free beside {taken_bytes // MIB} MiB of KV cache and "
+            "adapters; lower LORAPLEX_SWAP_MEMORY_BYTES, 0 needs none"
         )
     return asked
 

@@ -56,6 +56,7 @@ class ModelRunner:
             cpu_lora = None
         self._model = model
         self._lora = model.lora
+        self.block_size = block_size
         kv_layout = KvLayout(num_blocks, block_size)
         host_layout = KvLayout(num_host_blocks, block_size)
         self._layout = BatchLayout(

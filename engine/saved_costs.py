@@ -2,9 +2,9 @@
 
 import hashlib
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.errors import CostModelInvalid
@@ -46,7 +46,7 @@ class CostFile:
 
     def write(self, saved: bytes) -> None:
         """Keep what `CostModel.to_json` returned; who reads meanwhile finds a whole file."""
-        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
+        partial = self.path.with_name(f".{self.path.name}.{uuid4().hex}.partial")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(saved)

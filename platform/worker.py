@@ -31,7 +31,6 @@ from loraplex.engine.cost import CostModel
 from loraplex.engine.cost_metrics import CostCollector
 from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.frames import Address, Security
 from loraplex.engine.gguf_model import convert_gguf
 from loraplex.engine.lengths import OutputLengths
@@ -49,14 +48,12 @@ from loraplex.engine.vocabulary import Vocabulary
 from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
+from loraplex.platform.fair import fair_settings
 from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
 from loraplex.platform.stream import stream_address
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
 
 _log = logging.getLogger(__name__)
-
-_DRAIN_QUANTA = 8.0
-"""Quanta for which a change of adapters is put off at most while others run on those in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,7 @@ async def _serve(
         _log.warning("some requests were still open after %s s", settings.drain_timeout_s)
     worker.loop.stop()
     await asyncio.to_thread(thread.join)
-    worker.costs.save()
+    await asyncio.to_thread(worker.costs.close)
     worker.transfers.close()
     await worker.server.close()
     if crash:
@@ -209,7 +206,7 @@ async def _compose(
         _log_step(report)
         loop.call_soon_threadsafe(server.publish, report)
         if (saved := costs.due(time.monotonic())) is not None:
-            loop.call_soon_threadsafe(loop.run_in_executor, None, costs.file.write, saved)
+            costs.write(saved)
 
     return Worker(EngineLoop(parts.engine, mailbox, publish), server, parts.transfers, costs)
 
@@ -301,15 +298,7 @@ def admission_policy(settings: Settings) -> AdmissionPolicy:
     """Who runs first."""
     if settings.scheduling == "fcfs":
         return FirstComeFirstServed()
-    return FairAdmission(
-        FairSettings(
-            quantum_ms=settings.quantum_ms,
-            overdraft_ms=settings.overdraft_ms,
-            max_skips=settings.max_skips,
-            max_open=settings.max_running,
-            max_drain_ms=_DRAIN_QUANTA * settings.quantum_ms,
-        )
-    )
+    return FairAdmission(fair_settings(settings))
 
 
 def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:
@@ -328,6 +317,7 @@ def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:
             adapter_memory_bytes=settings.adapter_memory_bytes,
             free_host_bytes=host_bytes,
             swap_memory_bytes=settings.swap_memory_bytes,
+            is_on_host=not on_gpu,
         )
     )
     _log.info(

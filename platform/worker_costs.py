@@ -4,7 +4,8 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import torch
 
@@ -31,6 +32,8 @@ class KeptCosts:
     file: CostFile
     saved_s: float
     """When it was saved last, by a monotonic clock."""
+    _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "costs"))
+    """Its one thread writes in order, so that what was saved last is what stays."""
 
     def due(self, now: float) -> bytes | None:
         """What to save now; None if that was done not long ago. On the engine's thread."""
@@ -39,9 +42,14 @@ class KeptCosts:
         self.saved_s = now
         return self.model.to_json()
 
-    def save(self) -> None:
-        """Save it. Not while the engine's thread runs."""
-        self.file.write(self.model.to_json())
+    def write(self, saved: bytes) -> None:
+        """Write what was due, on a thread of its own."""
+        self._writer.submit(self.file.write, saved)
+
+    def close(self) -> None:
+        """Save it, and return when all is written. Not while the engine's thread runs."""
+        self.write(self.model.to_json())
+        self._writer.shutdown()
 
 
 def prepare_costs(
@@ -82,7 +90,8 @@ def subject_of(runner: ModelRunner) -> Subject:
     else:
         device = f"{cpu_name()}, {torch.get_num_threads()} threads"
     return Subject(
-        f"{model.config.name} in {dtype} (shapes {digest})", f"{device}, {runner.kernels}"
+        f"{model.config.name} in {dtype} (shapes {digest}), blocks of {runner.block_size} tokens",
+        f"{device}, {runner.kernels}, torch {torch.__version__}",
     )
 
 

@@ -37,6 +37,8 @@ from loraplex.engine.simulation.workload import Requests, scaled
 
 T = TypeVar("T")
 
+_MIB = 1 << 20
+
 FAIR = FairSettings(
     quantum_ms=500.0, overdraft_ms=1000.0, max_skips=16, max_open=1000, max_drain_ms=4000.0
 )
@@ -129,7 +131,7 @@ def _largest_ms(setup: Setup, cap: int, simulation: Simulation) -> float:
     prompt = max(request.prompt_tokens for request in setup.requests)
     rank = max(request.rank for request in setup.requests)
     num_bytes = rank * setup.device.bytes_per_rank
-    return simulation.costs.request_ms(prompt, 0, cap, num_bytes, num_bytes)
+    return simulation.costs.request_ms(prompt, 0, cap, num_bytes / _MIB, num_bytes)
 
 
 def _slora_limits(setup: Setup) -> SloraLimits:

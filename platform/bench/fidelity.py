@@ -21,7 +21,6 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.config import Targets
 from loraplex.engine.core import StepReport
 from loraplex.engine.cost import CostModel, Subject
-from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.memory import PoolSizes
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
 from loraplex.engine.simulation.devices import Device, LearnedTimes
@@ -49,6 +48,7 @@ from loraplex.platform.bench.replay import (
     WallClock,
 )
 from loraplex.platform.bench.subject import pool_sizes
+from loraplex.platform.fair import fair_settings
 from loraplex.platform.settings import Settings, available_cores
 from loraplex.platform.worker import EngineParts, compose_engine, model_config
 
@@ -275,9 +275,7 @@ class Bench:
             device,
             requests,
             noise=noise,
-            fair=FairSettings(
-                own.quantum_ms, own.overdraft_ms, own.max_skips, max_open=own.max_running
-            ),
+            fair=fair_settings(own),
             targets=Targets(own.default_ttft_ms, own.default_tpot_ms),
         )
 

@@ -3,7 +3,7 @@
 import random
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import thread_time
 
@@ -13,12 +13,13 @@ from loraplex.adapters.residency import Residency
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.plan import Logprobs, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.request import Piece
 from loraplex.engine.scheduler import Scheduler
+from loraplex.platform.fair import fair_settings
+from loraplex.platform.settings import Settings
 
 NUM_TENANTS = 100
 BLOCK_SIZE = 16
@@ -86,11 +87,17 @@ class _World:
             prefetch="queue",
         )
         self._residency = Residency(load.num_adapters * _ADAPTER_BYTES)
-        policy = FairAdmission(FairSettings(500.0, 1000.0, 16, load.num_running))
+        fair = replace(fair_settings(Settings()), max_open=load.num_running)
         costs = CostModel(Subject("bench", "none"))
         no_text: Callable[[Sampling], _NoText] = lambda _: _NoText()  # noqa: E731
         self.scheduler = Scheduler(
-            config, self._residency, policy, no_text, frozenset(), costs, OutputLengths()
+            config,
+            self._residency,
+            FairAdmission(fair),
+            no_text,
+            frozenset(),
+            costs,
+            OutputLengths(),
         )
         self._num_added = 0
         self._now = 0.0

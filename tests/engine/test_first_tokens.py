@@ -98,7 +98,7 @@ def test_time_that_its_gateway_took_is_no_reason_to_refuse_it_for_good() -> None
 
 def test_a_prompt_that_another_computes_now_is_no_reason_to_refuse_it_for_good() -> None:
     world = World()
-    prompt = tuple(range(24))
+    prompt = tuple(range(40))
     world.add("first", prompt=prompt)
     world.step()
     with pytest.raises(DeadlineUnreachable) as refused:

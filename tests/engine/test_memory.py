@@ -82,6 +82,22 @@ def test_the_host_holds_a_quarter_of_the_kv_cache_and_a_twentieth_of_its_own_mem
     assert size_pools(replace(roomy, swap_memory_bytes=0)).num_host_blocks == 0
 
 
+def test_on_a_host_all_pools_together_take_no_more_than_is_free() -> None:
+    full = replace(
+        REQUEST,
+        kv_memory_bytes=600 * MIB,
+        adapter_memory_bytes=390 * MIB,
+        free_host_bytes=1000 * MIB,
+        swap_memory_bytes=None,
+    )
+    assert size_pools(full).num_host_blocks == 50, "a GPU has memory of its own"
+    on_host = replace(full, is_on_host=True)
+    assert size_pools(on_host).num_host_blocks == 10
+    assert size_pools(replace(on_host, swap_memory_bytes=10 * MIB)).num_host_blocks == 10
+    with pytest.raises(MemoryTooSmall, match="10 MiB are free beside 990 MiB"):
+        size_pools(replace(on_host, swap_memory_bytes=11 * MIB))
+
+
 @pytest.mark.parametrize(
     ("request_", "remedy"),
     [

@@ -28,6 +28,23 @@ def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
     assert [path.suffix for path in file.folder.iterdir()] == [".json"]
 
 
+def test_writes_at_the_same_time_leave_a_whole_file(tmp_path: Path) -> None:
+    file = CostFile(tmp_path, SUBJECT)
+    partials = set()
+    replace = Path.replace
+
+    def note(path: Path, target: Path) -> Path:
+        partials.add(path)
+        return replace(path, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", note)
+        file.write(SAVED)
+        file.write(SAVED)
+    assert len(partials) == 2, "two that write at once would write into one file"
+    assert file.read() is not None
+
+
 def test_each_model_and_each_device_has_a_file_of_its_own(tmp_path: Path) -> None:
     subjects = [Subject("a", "b"), Subject("a", "c"), Subject("d", "b"), Subject("ab", "")]
     assert len({CostFile(tmp_path, subject).path for subject in subjects}) == 4

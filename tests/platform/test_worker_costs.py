@@ -1,6 +1,7 @@
 """A worker's cost model over its starts, with a real model."""
 
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.engine import build
 from loraplex.engine.config import ModelConfig, SchedulerConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
+from loraplex.engine.saved_costs import CostFile
 from loraplex.platform.settings import Settings
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
 
@@ -51,14 +53,51 @@ def test_a_worker_learns_before_its_first_traffic_and_knows_at_the_next_start(
     ]
 
 
+def test_a_calibration_that_was_too_short_goes_on_at_the_next_start(
+    tmp_path: Path, runner: ModelRunner
+) -> None:
+    num_steps, settings = [], Settings(data_dir=tmp_path, calibration_s=30.0)
+    for _ in range(2):
+        asked = iter(range(7))
+        kept = prepare_costs(settings, runner, CONFIG, 1 << 30, lambda at=asked: next(at) == 6)
+        num_steps.append(kept.model.num_steps)
+    assert num_steps == [6, 12]
+
+
 def test_what_was_learned_from_traffic_is_kept_too(tmp_path: Path, runner: ModelRunner) -> None:
     kept = prepared(tmp_path, runner)
     before = kept.model.num_steps
     assert kept.due(kept.saved_s + 299) is None
     assert kept.due(kept.saved_s + 300) is not None
     kept.model.num_steps += 1000
-    kept.save()
+    kept.close()
     assert prepared(tmp_path, runner).model.num_steps == before + 1000
+
+
+def test_what_is_saved_at_the_end_is_written_after_what_was_due_before(
+    tmp_path: Path, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = prepared(tmp_path, runner, calibration_s=0)
+    overtaken, written = threading.Event(), CostFile.write
+
+    def slow_write(file: CostFile, saved: bytes) -> None:
+        if saved == b"older":
+            overtaken.wait(0.2)
+        written(file, saved)
+        overtaken.set()
+
+    monkeypatch.setattr(CostFile, "write", slow_write)
+    kept.write(b"older")
+    kept.close()
+    assert kept.file.read() is not None
+
+
+def test_another_size_of_blocks_or_version_of_torch_is_another_subject(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subjects = {subject_of(runner), subject_of(ModelRunner(runner.model, 40, 8))}
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    assert len(subjects | {subject_of(runner)}) == 3
 
 
 def test_without_calibration_it_starts_with_nothing(tmp_path: Path, runner: ModelRunner) -> None:

@@ -45,12 +45,11 @@ def test_a_start_that_cannot_work_is_told_in_a_line(
 def test_a_crash_while_it_serves_keeps_its_traceback_and_is_no_refused_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    subject = Subject("tiny", "none")
-    costs = KeptCosts(CostModel(subject), CostFile(tmp_path, subject), 0.0)
-
     async def compose(*_: object) -> worker.Worker:
         simulated = SimulatedWorker(Security())
         monkeypatch.setattr(simulated.engine, "step", fail(error))
+        model = CostModel(Subject("tiny", "none"))
+        costs = KeptCosts(model, CostFile(tmp_path / "costs", model.subject), 0.0)
         return worker.Worker(simulated.loop, simulated.server, simulated.transfers, costs)
 
     model = SimpleNamespace(config=SimpleNamespace(name="tiny"))

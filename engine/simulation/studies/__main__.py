@@ -19,6 +19,8 @@ STUDIES: Mapping[str, Callable[[Options], None]] = {
     "costs": step_costs.step_costs,
 }
 
+_OF_SEVERAL_RUNS = frozenset({"vtc", "frontier", "costs"})
+
 
 def main(arguments: list[str]) -> None:
     """Run one study and print its tables."""
@@ -30,13 +32,19 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("paths", nargs="*", type=Path, help="traces and profiles")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each; 1 is without noise")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="runs of each, for vtc, frontier and costs"
+    )
     parser.add_argument("--until", type=float, help="only the first so many seconds of traces")
     parser.add_argument("--out", type=Path, help="folder to write pictures into")
     parser.add_argument("--policies", default="", help="by commas; default the study's own")
     given = parser.parse_args(arguments)
     policies = tuple(filter(None, given.policies.split(",")))
     options = Options(tuple(given.paths), given.seeds, given.until, given.out, policies)
+    if given.seeds < 1:
+        parser.error(f"--seeds {given.seeds}: one run is the least")
+    if given.seeds > 1 and given.study not in _OF_SEVERAL_RUNS:
+        parser.error(f"--seeds {given.seeds}: {given.study} makes one run of each")
     try:
         STUDIES[given.study](options)
     except (SimulationError, ValueError, IndexError) as error:

@@ -42,5 +42,14 @@ def test_what_cannot_be_studied_is_refused_in_one_line(tmp_path: Path) -> None:
         main(["vtc", str(tmp_path / "nowhere")])
 
 
+@pytest.mark.parametrize(("study", "seeds"), [("tenants", "2"), ("caches", "5")])
+def test_seeds_are_refused_where_they_mean_nothing(
+    study: str, seeds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([study, "--seeds", seeds])
+    assert f"--seeds {seeds}: {study} makes one run" in capsys.readouterr().err
+
+
 def test_each_study_says_what_it_needs() -> None:
     assert all(study.__doc__ for study in STUDIES.values())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from loraplex.adapters.residency import State
 from loraplex.engine.admission import AdmissionView, Blocked
 from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_queue import FairSettings
+from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.request import Request
 
 _OUTPUT_PRICE = 2.0
@@ -39,6 +39,9 @@ class _InTokens:
 
     def load_ms(self, request: Request) -> float:  # noqa: ARG002  of the protocol
         return 0.0
+
+    def restore_ms(self, request: Request) -> float:
+        return max(0.0, request.num_lost_tokens - self.cached_tokens(request))
 
 
 class TokenFairAdmission:

@@ -73,6 +73,11 @@ class AdmissionView(Protocol):
         to use what was prefetched pays for it."""
         ...
 
+    def restore_ms(self, request: Request) -> float:
+        """What it costs to bring back what a preempted request had computed: to compute again what
+        is not cached, or to copy it, there and back."""
+        ...
+
     def predicted_run_ms(self, request: Request) -> float:
         """Wall time from its start to its end."""
         ...

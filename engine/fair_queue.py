@@ -111,12 +111,12 @@ class FairQueue:
 
     def remove(self, request: Request) -> None:
         """Forget a request that ended while it waited."""
+        self._share.forget(request.key)
         if self._committed.pop(request.key, None) is not None:
             self._close(request)
         else:
             self._tenants[request.tenant].remove(request)
             self._left(request.tenant)
-        self._share.forget(request.key)
         self._unreserve(request)
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
@@ -149,6 +149,8 @@ class FairQueue:
         load_ms = self._load_ms(request)
         if self._committed.pop(request.key, None) is None:
             self._charge(request)
+        elif self._view is not None:
+            self._share.restore(request.key, self._view.restore_ms(request))
         if load_ms:
             self._share.use(request.key, load_ms)
         self._unreserve(request)
@@ -168,8 +170,7 @@ class FairQueue:
     def upcoming(self) -> Iterator[Request]:
         """Eligible tenants' requests, then those of tenants that will be next; a few of each."""
         for tenant in self._share.next_tenants(_NUM_HEADS):
-            queue = self._tenants.get(tenant)
-            if queue is not None:
+            if (queue := self._tenants.get(tenant)) is not None:
                 yield from queue.oldest(_NUM_AHEAD)
 
     def measured(self, shares_ms: Mapping[str, float]) -> None:
@@ -179,14 +180,13 @@ class FairQueue:
     def ended(self, request: Request) -> None:
         """An admitted request ended or lost its KV blocks."""
         is_finished = request.status is Status.FINISHED
-        if is_finished or not self._share.is_prepaid(request.key):
-            self._close(request)
         if is_finished:
             self._share.forget(request.key)
+        if is_finished or not self._share.is_prepaid(request.key):
+            self._close(request)
 
     def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:
-        """Charge a request for pushing out another. Within a tenant that is free, since the victim
-        is charged for all of it when it is admitted again, and only then."""
+        """Charge a request for pushing out another tenant's. Its own pay on their return."""
         if request.tenant == victim.tenant:
             return True
         return self._share.prepay(request.key, victim.key, recompute_ms)

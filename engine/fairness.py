@@ -13,12 +13,13 @@ what one costs,
 
     -(N (C + D) + E)  <  deficit  <=  Q w + N C
 
-From below: a tenant is charged for a request only while its deficit is positive, or above -E.
-Take from the deficit what its open charges may yet add to it: a new charge moves this to
-no less than -N (C + D) - E, and nothing else makes it smaller. From above: add to the deficit what
-its open charges may yet give back; only refills raise this, and they happen at deficits of 0 or
-less, by steps that end at Q w or below. While two tenants wait both get the same quanta, so what
-they are charged or use meanwhile differs, by weight, by at most the sum of both widths:
+From below: a tenant is charged for a request only while its deficit is positive, or above -E. Take
+from the deficit what its open charges may yet add to it: a new charge moves this to no less than -N
+(C + D) - E, and nothing else makes it smaller. From above: add to the deficit what its open charges
+may yet give back, and what it has paid for those it pushed out, which are open too; only refills
+raise this, and they happen at deficits of 0 or less, by steps that end at Q w or below. While two
+tenants wait both get the same quanta, so what they are charged or use meanwhile differs, by weight,
+by at most the sum of both widths:
 
     |W_f / w_f - W_g / w_g|  <=  2 Q + (U_f + E) / w_f + (U_g + E) / w_g,   U = N (2 C + D)
 
@@ -57,7 +58,17 @@ class _Charge:
     """What others have paid for it and it has not used."""
     used_ms: float = 0.0
     caused_ms: float = 0.0
-    """What it made others compute again."""
+    """What it made others compute again, or will."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Payment:
+    """What was paid for work that a request that waits was predicted to do again."""
+
+    payer: str
+    """The request."""
+    tenant: str
+    ms: float
 
 
 def _note_nothing(tenant: str, eligible: bool) -> None:
@@ -86,6 +97,8 @@ class FairShare:
         self._accounts: dict[str, _Account] = {}
         self._charges: dict[str, _Charge] = {}
         self._prepaid_ms: dict[str, float] = {}
+        self._payments: dict[str, _Payment] = {}
+        """By whom they are for, until that is admitted again."""
         self._eligible: dict[str, None] = {}
         self._due: list[tuple[int, str]] = []
         """A heap; an entry counts if it is what the tenant's account says."""
@@ -230,6 +243,7 @@ class FairShare:
         """A request has ended, or begins anew: give back what it did not use; return what it used,
         in ms."""
         charge = self._charges.pop(key)
+        self._payments.pop(key, None)
         if charge.prepaid_ms:
             self._prepaid_ms[key] = self._prepaid_ms.get(key, 0.0) + charge.prepaid_ms
         account = self._accounts[charge.tenant]
@@ -252,8 +266,25 @@ class FairShare:
             return False
         charge.caused_ms += cost_ms
         self._prepaid_ms[key] = self._prepaid_ms.get(key, 0.0) + cost_ms
+        self._payments[key] = _Payment(payer, charge.tenant, cost_ms)
         self._add(charge.tenant, -cost_ms)
         return True
+
+    def restore(self, key: str, cost_ms: float) -> None:
+        """A request that was pushed out is admitted again, and bringing back what it had computed
+        will cost so much: who has paid more for that is given back the rest."""
+        payment = self._payments.pop(key, None)
+        if payment is None:
+            return
+        charge = self._charges[key]
+        unused_ms = min(payment.ms, charge.prepaid_ms) - cost_ms
+        if unused_ms <= 0:
+            return
+        charge.prepaid_ms -= unused_ms
+        if payment.payer in self._charges:
+            self._charges[payment.payer].caused_ms -= unused_ms
+        if payment.tenant in self._accounts:
+            self._add(payment.tenant, unused_ms)
 
     def is_prepaid(self, key: str) -> bool:
         """True if another has just paid for work that a request with a charge must do again."""
@@ -265,8 +296,11 @@ class FairShare:
         charge.prepaid_ms += self._prepaid_ms.pop(key, 0.0)
 
     def forget(self, key: str) -> None:
-        """A request has ended for good."""
+        """A request ends for good; call it before `close`."""
         self._prepaid_ms.pop(key, None)
+        if key in self._charges:
+            self.restore(key, 0.0)
+            self._charges[key].prepaid_ms = 0.0
 
     def check(self) -> None:
         """Assert that accounts, charges and order agree; holds between any two calls."""

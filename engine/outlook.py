@@ -159,6 +159,17 @@ class Outlook:
             return 0.0
         return self._costs.request_ms(request.num_computed_tokens, 0, 0, request.submission.rank)
 
+    def restore_ms(self, request: Request) -> float:
+        """See `AdmissionView.restore_ms`."""
+        num_shared = len(self.shared(request))
+        if request.host_copy is not None:
+            return self._swapping.restore_ms(request, num_shared)
+        num_lost = request.num_lost_tokens
+        num_cached = num_shared * self._pool.block_size
+        if num_cached >= num_lost:
+            return 0.0
+        return self._costs.request_ms(num_lost, num_cached, 0, request.submission.rank)
+
     def predicted_run_ms(self, request: Request) -> float:
         """Wall time from its start to its end."""
         self._expect(request)

@@ -163,6 +163,8 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_lost_tokens: int = 0
+    """What that was when it lost its blocks last."""
     enter_at: int = 0
     """`num_computed_tokens` from which one more of its blocks can be known to the prefix cache."""
     found: tuple[int, list[int]] = field(default=(-1, []))
@@ -244,7 +246,7 @@ class Request:
 
     def lose_blocks(self) -> None:
         """Nothing of it is in the KV cache any more."""
-        self.num_computed_tokens = 0
+        self.num_lost_tokens, self.num_computed_tokens = self.num_computed_tokens, 0
         self.found = (-1, [])
 
     def sample_spec(self) -> SampleSpec:

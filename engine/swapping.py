@@ -63,6 +63,12 @@ class Swapping:
             return 0.0
         return max(0, len(copy.blocks) - num_shared) * self._ms_per_block
 
+    def restore_ms(self, request: Request, num_shared: int) -> float:
+        """The same with what the copy to the host has taken; it has one."""
+        assert request.host_copy is not None
+        out_ms = len(request.host_copy.blocks) * self._ms_per_block
+        return out_ms + self.return_ms(request, num_shared)
+
     def copy_out(self, request: Request, draft: Draft) -> None:
         """A decoding request is about to lose its blocks; `round_trip_ms` is not None."""
         num_tokens = request.num_computed_tokens

@@ -108,12 +108,14 @@ class _Characters:
         return new
 
     def _whole(self, text: str) -> str:
-        """The text without an incomplete character, which decodes to U+FFFD at the end: to one or,
-        in vocabularies with tokens for single bytes, to one for each byte around it."""
-        if not self._bytes.getstate()[0]:
+        """The text without an incomplete character, which decodes to U+FFFD at the end: to one, to
+        two if it is half a surrogate, or, in vocabularies with tokens for single bytes, to one for
+        each byte around it."""
+        pending = self._bytes.getstate()[0]
+        if not pending:
             return text
         if self._vocabulary.is_byte_level:
-            return text.removesuffix(_REPLACEMENT)
+            return text.removesuffix(pending.decode("utf-8", "replace"))
         return text.rstrip(_REPLACEMENT)
 
     def _advance(self) -> None:

@@ -116,7 +116,10 @@ class World:
         self.num_prefetched = 0
         self.plans: list[StepPlan] = []
         self.computed: Counter[str] = Counter()
-        self.prepaid_ms: Counter[str] = Counter()
+        self.again: dict[str, dict[int, str]] = {}
+        """By request, the tenant because of which it must compute a position again, if it must."""
+        self.again_ms: Counter[str] = Counter()
+        """By tenant, what others have computed again because of it."""
         self.overtaken: Counter[str] = Counter()
         self.num_preempted = Counter()
         self.tenants: dict[str, str] = {}
@@ -285,12 +288,12 @@ class World:
                 self.unclaimed.remove(chunk.adapter)
                 self._serve_load(chunk.adapter)
         for victim, by, *_ in plan.preempted:
-            recompute_ms = self.costs.token_ms * self.computed.pop(victim, 0)
             self.num_preempted[victim] += 1
             payer, tenant = self.tenants[by], self.tenants[victim]
-            if payer and tenant and payer != tenant:
-                self.auditor.service_ms[payer] += recompute_ms
-                self.prepaid_ms[victim] += recompute_ms
+            lost = range(self.computed.pop(victim, 0))
+            self.again.setdefault(victim, {}).update(
+                dict.fromkeys(lost, payer if payer and tenant else tenant)
+            )
 
     def _load_ms(self, key: AdapterKey) -> float:
         return self.costs.load_ms * self.sizes[key]
@@ -308,9 +311,14 @@ class World:
             key, num_tokens = chunk.request_id, len(chunk.token_ids)
             self.computed[key] = chunk.start + num_tokens
             used_ms = step_ms * num_tokens / plan.num_tokens
-            prepaid_ms = min(used_ms, self.prepaid_ms[key])
-            self.prepaid_ms[key] -= prepaid_ms
-            self.auditor.service_ms[self.tenants[key]] += used_ms - prepaid_ms
+            tenant, again = self.tenants[key], self.again.get(key, {})
+            for position in range(chunk.start, chunk.start + num_tokens):
+                payer = again.pop(position, tenant)
+                if payer != tenant:
+                    used_ms -= self.costs.token_ms
+                    self.again_ms[payer] += self.costs.token_ms
+                    self.auditor.service_ms[payer] += self.costs.token_ms
+            self.auditor.service_ms[tenant] += used_ms
 
     def _end_loads(self) -> None:
         for key, at in list(self.loading.items()):

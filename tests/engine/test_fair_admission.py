@@ -23,6 +23,7 @@ class FairMachine(RuleBasedStateMachine):
         num_blocks=st.sampled_from([12, 16, 24]),
         prefetch=st.sampled_from(["none", "queue", "all"]),
         max_drain_ms=st.sampled_from([0.0, 30.0]),
+        prefix_cache=st.booleans(),
         max_transfer_bytes=st.sampled_from([None, 1, 4]),
     )
     def begin(self, **config: object) -> None:

@@ -139,7 +139,13 @@ SCENARIOS = {
         long_beside_costly,
         with_main(FreeRecompute),
         "differ",
-        {"settings": TIGHT, "num_blocks": 12, "max_step_tokens": 48, "costs": NO_LOADS},
+        {
+            "settings": TIGHT,
+            "num_blocks": 12,
+            "max_step_tokens": 48,
+            "costs": NO_LOADS,
+            "prefix_cache": False,  # what is found costs nobody anything
+        },
     ),
 }
 

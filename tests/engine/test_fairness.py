@@ -85,6 +85,35 @@ def test_what_was_prepaid_is_used_before_the_charge_and_never_given_back() -> No
     assert share.deficit_ms("b") == 8.0
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_what_was_prepaid_and_is_not_to_be_done_again_is_given_back(*, is_closed: bool) -> None:
+    share = waiting(overdraft_ms=10.0, a=1.0, b=1.0)
+    share.charge("r", "a", 1.0)
+    share.charge("s", "b", 5.0)
+    assert share.prepay("r", "s", 8.0)
+    share.resume("s")
+    if is_closed:
+        share.use("r", 1.0)
+        share.close("r")
+    share.restore("s", 3.0)
+    assert share.deficit_ms("a") == 10.0 - 1.0 - 3.0
+    share.use("s", 8.0)
+    assert share.deficit_ms("b") == 10.0 - 5.0
+    assert is_closed or share.prepay("r", "s", 7.0)
+
+
+def test_what_was_prepaid_for_a_request_that_ends_is_given_back() -> None:
+    share = waiting(overdraft_ms=10.0, a=1.0, b=1.0)
+    share.charge("r", "a", 1.0)
+    share.charge("s", "b", 5.0)
+    assert share.prepay("r", "s", 8.0)
+    share.resume("s")
+    share.use("s", 2.0)  # a copy, say
+    share.forget("s")
+    share.close("s")
+    assert (share.deficit_ms("a"), share.deficit_ms("b")) == (10.0 - 1.0 - 2.0, 10.0)
+
+
 def test_one_request_cannot_prepay_more_than_the_overdraft() -> None:
     share = waiting(overdraft_ms=10.0, a=1.0)
     share.charge("r", "a", 1.0)
@@ -109,10 +138,38 @@ def test_settings_without_sense_are_refused(quantum_ms: float, overdraft_ms: flo
         FairShare(quantum_ms, overdraft_ms)
 
 
+def running(
+    open_: dict[str, tuple[str, float]], out: set[str], tenant: str
+) -> tuple[list[str], list[str]]:
+    """Charges of a tenant, and those of all others, of requests that have not been pushed out."""
+    keys = [key for key in open_ if key not in out]
+    mine = [key for key in keys if open_[key][0] == tenant]
+    return mine, [key for key in keys if open_[key][0] != tenant]
+
+
+def push_out(
+    share: FairShare, mine: list[str], others: list[str], out: set[str], ms: float
+) -> None:
+    if mine and others and share.prepay(mine[0], others[0], ms):
+        share.resume(others[0])
+        out.add(others[0])
+
+
+def bring_back(share: FairShare, _: list[str], __: list[str], out: set[str], ms: float) -> None:
+    if out:
+        share.restore(min(out), ms)
+        out.remove(min(out))
+
+
+PUSHES = {"prepay": push_out, "restore": bring_back}
+
+
 @given(
     actions=st.lists(
         st.tuples(
-            st.sampled_from(["charge", "use", "close", "stop", "wait", "refill", "prepay"]),
+            st.sampled_from(
+                ["charge", "use", "close", "stop", "wait", "refill", "prepay", "restore"]
+            ),
             st.sampled_from("abc"),
             st.floats(0, 50),
         ),
@@ -126,25 +183,25 @@ def test_deficits_stay_within_their_bounds_whatever_happens(
     share = FairShare(quantum_ms, overdraft_ms)
     weights = {"a": 1.0, "b": 2.5, "c": 0.3}
     open_: dict[str, tuple[str, float]] = {}
-    known: set[str] = set()
+    out: set[str] = set()
+    """Of those, the ones that have been pushed out."""
     for number, (action, tenant, ms) in enumerate(actions):
-        mine = [key for key, (owner, _) in open_.items() if owner == tenant]
+        mine, others = running(open_, out, tenant)
         if action == "wait":
             share.wait(tenant, weights[tenant])
-            known.add(tenant)
         elif action == "stop":
             share.stop_waiting(tenant)
         elif action == "refill" and share.can_refill:
             share.refill()
-        elif action == "charge" and share.is_eligible(tenant) and len(mine) < max_open:
+        elif action == "charge" and share.is_eligible(tenant) and len(open_) < max_open:
             share.charge(f"r{number}", tenant, ms)
             open_[f"r{number}"] = tenant, 0.0
         elif mine and action == "use":
             used = min(ms, cap_ms - open_[mine[0]][1])
             share.use(mine[0], used)
             open_[mine[0]] = tenant, open_[mine[0]][1] + used
-        elif mine and action == "prepay":
-            share.prepay(mine[0], "other", ms)
+        elif action in PUSHES:
+            PUSHES[action](share, mine, others, out, ms)
         elif mine and action == "close":
             share.close(mine[0])
             del open_[mine[0]]

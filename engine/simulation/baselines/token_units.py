@@ -41,6 +41,9 @@ class _InTokens:
     def load_ms(self, request: Request) -> float:  # noqa: ARG002  of the protocol
         return 0.0
 
+    def restore_ms(self, request: Request) -> float:
+        return max(0.0, request.num_lost_tokens - self.cached_tokens(request))
+
 
 class TokenFairAdmission:
     """See above; all but the unit is `FairAdmission`'s."""

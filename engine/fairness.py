@@ -127,8 +127,11 @@ class FairShare:
         if missing <= 0:
             return first
         # The heap's beginning holds about the smallest, and is all that is looked at.
-        heap = islice(self._due, 4 * at_most)
-        due = ((d, t) for d, t in heap if self._is_due(d, t))
+        num_looked_at = 4 * at_most
+        due = {entry for entry in islice(self._due, num_looked_at) if self._is_due(*entry)}
+        if len(due) < missing and len(self._due) > num_looked_at:
+            self._drop_stale()
+            due = set(self._due[:num_looked_at])
         return first + [tenant for _, tenant in nsmallest(missing, due)]
 
     @property
@@ -353,9 +356,12 @@ class FairShare:
     def _push(self, due: int, tenant: str) -> None:
         heappush(self._due, (due, tenant))
         if len(self._due) > 64 + 4 * self._num_waiting:
-            live = {(a.due, t) for t, a in self._accounts.items() if a.waits and a.deficit_ms <= 0}
-            self._due = list(live)
-            heapify(self._due)
+            self._drop_stale()
+
+    def _drop_stale(self) -> None:
+        live = {(a.due, t) for t, a in self._accounts.items() if a.waits and a.deficit_ms <= 0}
+        self._due = list(live)
+        heapify(self._due)
 
     def _quanta_until_eligible(self, account: _Account) -> int:
         quantum_ms = self._quantum_ms * account.weight

@@ -147,6 +147,20 @@ def running(
     return mine, [key for key in keys if open_[key][0] != tenant]
 
 
+def test_tenants_that_will_be_next_are_found_behind_entries_that_say_no_more() -> None:
+    names = "abcdefghijklmnop"
+    share = waiting(**dict.fromkeys(names, 1.0))
+    for name in names:
+        share.charge(name, name, 11.0)
+    for used_ms in (21.0, 10.0, 10.0, 10.0):  # each is to be next, and then later, and later
+        for name in names:
+            share.use(name, used_ms)
+    share.use("p", 1.0)  # which is due when it was
+    assert len(set(share.next_tenants(4))) == 4
+    assert sorted(share.next_tenants(16)) == list(names)
+    share.check()
+
+
 def push_out(
     share: FairShare, mine: list[str], others: list[str], out: set[str], ms: float
 ) -> None:

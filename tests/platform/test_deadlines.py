@@ -132,13 +132,17 @@ class Platform:
         )
 
     async def arrived(self, count: int) -> None:
-        """Return when so many requests are in the engine, after one more step."""
+        """Return when so many requests are in the engine, after a few more steps."""
         async with asyncio.timeout(30):
             while self.worker.mailbox.num_put < count:
                 self.worker.mailbox.changed.clear()
                 await self.worker.mailbox.changed.wait()
-        self.worker.runner.steps.release()
-        await self.worker.step_where(lambda _: not self.worker.mailbox._messages)
+        are_taken = False
+        while not are_taken:
+            # What was taken before a step ends is in the scheduler when it has ended.
+            are_taken = not self.worker.mailbox._messages
+            self.worker.runner.steps.release()
+            await self.worker.step_where(lambda report: report.plan.num_requests)
 
     async def usage(self) -> list[UsageRecord]:
         async with self.resources.database.reader() as session:

@@ -127,6 +127,7 @@ class Platform:
                 messages=[{"role": "user", "content": "hello"}],
                 max_tokens=30,
                 stream=stream,
+                extra_body={"ignore_eos": True},
                 extra_headers={} if deadline_ms is None else {HEADER: str(deadline_ms)},
             )
         )

@@ -82,8 +82,8 @@ def draw(
     if out is None:
         return
     from matplotlib import rc_context  # noqa: PLC0415  an extra
-    from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: PLC0415
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: PLC0415  an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415  an extra
 
     out.mkdir(parents=True, exist_ok=True)
     # A fixed salt and no date, so that the same numbers make the same file.

@@ -68,6 +68,7 @@ class Settings(BaseSettings):
     threads: int | None = Field(
         None,
         ge=1,
+        le=1024,
         description="Threads of the worker's arithmetic. Default: cores − 1.",
     )
     kv_memory_bytes: int | None = Field(
@@ -108,12 +109,14 @@ class Settings(BaseSettings):
     quantum_ms: float = Field(
         500.0,
         gt=0,
+        allow_inf_nan=False,
         description="Time of the machine that a turn gives a tenant of weight 1. Smaller is fairer "
         "within shorter times; larger loads adapters less often.",
     )
     overdraft_ms: float = Field(
         1000.0,
         ge=0,
+        allow_inf_nan=False,
         description="How far tenants may exceed their shares to fill gaps, and what one request "
         "may make those of other tenants compute again.",
     )

@@ -8,6 +8,7 @@ bytes over bandwidth and operations over rate, with the numbers below.
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -185,7 +186,8 @@ def profiled_device(path: Path) -> Device:
         kv_width = width * int(rows[0]["n_kv_head"]) // int(rows[0]["n_head"])
         num_layers = _NUM_LAYERS[width, mlp_width]
         by_tokens = {int(row["num_tokens"]): _linear_ms(row, num_layers) for row in rows}
-    except (KeyError, ValueError, IndexError) as error:
+        _refuse_impossible(by_tokens)
+    except (KeyError, ValueError, IndexError, ZeroDivisionError) as error:
         raise ProfileInvalid(
             f"profile {path}: not a table of vidur's mlp.csv kind for a model that is known here "
             f"({error!r})"
@@ -211,6 +213,14 @@ def profiled_device(path: Path) -> Device:
         kv_token_bytes=kv_bytes,
         copy_bytes_per_s=_COPY_BYTES_PER_S,
     )
+
+
+def _refuse_impossible(by_tokens: Mapping[int, float]) -> None:
+    if min(by_tokens) < 1:
+        raise ValueError("it has times of no tokens")
+    for num_tokens, ms in by_tokens.items():
+        if not 0 < ms < inf:
+            raise ValueError(f"{num_tokens} tokens take {ms} ms")
 
 
 def _linear_ms(row: Mapping[str, str], num_layers: int) -> float:

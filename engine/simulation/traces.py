@@ -5,10 +5,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from math import isfinite
 from pathlib import Path
 
 from loraplex.engine.simulation.errors import TraceInvalid
+
+_LAST_S = 1e10
+"""Seconds; times of day since 1970 are below it."""
+_MOST_TOKENS = 10_000_000
+_LARGEST_ID = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ def read_trace(path: Path) -> tuple[TraceRequest, ...]:
     Raises TraceInvalid, naming the file and where.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise TraceInvalid(f"trace {path}: is not a file")
         with path.open(newline="", encoding="utf-8") as file:
             first = file.readline().strip()
             read = _READERS.get(first) or (_read_mooncake if first.startswith("{") else None)
@@ -71,20 +77,25 @@ def _checked(path: Path, requests: Iterator[TraceRequest]) -> Iterator[TraceRequ
     num_read = 0
     try:
         for request in requests:
-            _refuse_endless(request)
+            _refuse_absurd(request)
             num_read += 1
             if request.prompt_tokens > 0 and request.output_tokens > 0:
                 yield request
-    except (KeyError, TypeError, ValueError) as error:
-        told = str(error) if isinstance(error, ValueError) else f"a field is missing ({error})"
+    except (KeyError, TypeError, ValueError, RecursionError, csv.Error) as error:
+        told = f"a field is missing ({error})" if isinstance(error, KeyError) else str(error)
         raise TraceInvalid(
             f"trace {path}: the request after the first {num_read} cannot be read: {told}"
         ) from error
 
 
-def _refuse_endless(request: TraceRequest) -> None:
-    if not isfinite(request.arrival_s):
-        raise ValueError(f"it arrives at {request.arrival_s}")
+def _refuse_absurd(request: TraceRequest) -> None:
+    if not abs(request.arrival_s) <= _LAST_S:
+        raise ValueError(f"it arrives at {request.arrival_s} s")
+    for name, number in (("input", request.prompt_tokens), ("output", request.output_tokens)):
+        if not isinstance(number, int) or number > _MOST_TOKENS:
+            raise ValueError(f"its {name} is {number} tokens; at most {_MOST_TOKENS} are simulated")
+    if not all(isinstance(i, int) and abs(i) < _LARGEST_ID for i in request.hash_ids):
+        raise ValueError("its hash_ids are not all numbers of 63 bits")
 
 
 def _read_tenants(tenant_field: str) -> Callable[[Iterable[str]], Iterator[TraceRequest]]:

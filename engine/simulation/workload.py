@@ -10,6 +10,8 @@ from loraplex.engine.simulation.traces import TraceRequest
 
 Requests = tuple[TraceRequest, ...]
 
+_MOST_REQUESTS = 2_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Generated:
@@ -42,7 +44,16 @@ class AdapterMix:
 
 
 def generate(spec: Generated, seed: int) -> Requests:
-    """Requests of tenants `t0`, `t1`, …, sorted by arrival. Gaps are gamma, lengths log-normal."""
+    """Requests of tenants `t0`, `t1`, …, sorted by arrival. Gaps are gamma, lengths log-normal.
+
+    Raises SimulationError if they are too many to be held.
+    """
+    expected = spec.rate_per_s * spec.duration_s
+    if expected > _MOST_REQUESTS:
+        raise SimulationError(
+            f"{spec.rate_per_s:g} requests a second for {spec.duration_s:g} s are {expected:,.0f}; "
+            f"at most {_MOST_REQUESTS:,} are generated"
+        )
     rng = np.random.default_rng(seed)
     shares = _zipf(spec.num_tenants, spec.tenant_zipf)
     requests = []
@@ -110,7 +121,8 @@ def scaled(requests: Requests, speed: float, until_s: float | None = None) -> Re
     """The requests that arrive before `until_s`, arriving `speed` times as fast."""
     kept = requests if until_s is None else [r for r in requests if r.arrival_s < until_s]
     if not kept:
-        raise SimulationError(f"no request arrives within the first {until_s:g} s")
+        when = "at all" if until_s is None else f"within the first {until_s:g} s"
+        raise SimulationError(f"no request arrives {when}")
     return tuple(replace(request, arrival_s=request.arrival_s / speed) for request in kept)
 
 

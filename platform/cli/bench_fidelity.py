@@ -31,7 +31,7 @@ def fidelity(
             "--processor-time", help="Leave out the time that others take of this machine."
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything random.")] = 0,
     as_json: AsJson = False,
     data_dir: DataDir = None,
 ) -> None:

@@ -11,10 +11,10 @@ from loraplex.platform.cli.output import print_json, print_table, show_progress
 
 def planner(
     running: Annotated[int, typer.Option(min=1, max=1024, help="Requests that run.")] = 256,
-    waiting: Annotated[int, typer.Option(min=1, help="Requests that wait.")] = 1000,
+    waiting: Annotated[int, typer.Option(min=1, max=100_000, help="Requests that wait.")] = 1000,
     adapters: Annotated[int, typer.Option(min=1, help="Adapters of all requests.")] = 1000,
     steps: Annotated[int, typer.Option(min=1, help="Steps to time.")] = 1000,
-    seed: Annotated[int, typer.Option(help="Of the requests.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the requests.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Time what deciding a step costs, without a model: plan and commit, on the processor."""

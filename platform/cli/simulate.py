@@ -40,7 +40,9 @@ Prefetch = Annotated[
 ]
 Transfers = Annotated[
     float | None,
-    typer.Option(min=0.001, help="MB of adapters that may be on their way; default a quarter."),
+    typer.Option(
+        min=0.001, max=1e9, help="MB of adapters that may be on their way; default a quarter."
+    ),
 ]
 AdapterRoute = Annotated[
     Literal["beside", "inside", "layer-wise", "assisted"],
@@ -71,8 +73,8 @@ Burst = Annotated[
 ]
 Cancel = Annotated[float, typer.Option(min=0, max=1, help="Share of requests whose clients leave.")]
 Tenants = Annotated[int, typer.Option(min=1, max=5000, help="Generated: tenants.")]
-Rate = Annotated[float, typer.Option(min=0.001, help="Generated: requests a second.")]
-Duration = Annotated[float, typer.Option(min=1, help="Generated: seconds.")]
+Rate = Annotated[float, typer.Option(min=0.001, max=10_000, help="Generated: requests a second.")]
+Duration = Annotated[float, typer.Option(min=1, max=10_000_000, help="Generated: seconds.")]
 Burstiness = Annotated[
     float, typer.Option(min=0.1, max=20, help="Generated: variation of gaps; 1 is Poisson.")
 ]
@@ -83,7 +85,7 @@ MaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Cap that requests name; default: longest output.")
 ]
 Noise = Annotated[float, typer.Option(min=0, max=1, help="Of step times, relative.")]
-Seed = Annotated[int, typer.Option(help="Of everything random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything random.")]
 Report = Annotated[
     Path | None,
     typer.Option(help="Write a page and pictures here; needs loraplex[bench]."),

@@ -44,7 +44,9 @@ async def test_the_header_names_the_deadline(gateway: Gateway) -> None:
     assert await sent_deadline(gateway, x_loraplex_ttft_deadline_ms="2000") == 2000.0
 
 
-@pytest.mark.parametrize("value", ["0", "-5", "1.5", "2s", "", "٣", "9" * 30, "3600001", "None"])
+@pytest.mark.parametrize(
+    "value", ["0", "-5", "1.5", "2s", "", "٣", "9" * 30, "3600001", "0000000013600000000", "None"]
+)
 async def test_a_malformed_deadline_is_refused_by_name(gateway: Gateway, value: str) -> None:
     reply = await gateway.client.post(
         "/v1/chat/completions", json=chat_body(), headers={HEADER: value.encode()}
@@ -53,6 +55,13 @@ async def test_a_malformed_deadline_is_refused_by_name(gateway: Gateway, value: 
     assert (reply.status_code, error["param"]) == (400, HEADER)
     assert "milliseconds" in error["message"]
     await gateway.assert_all_settled()
+
+
+async def test_two_deadlines_are_refused(gateway: Gateway) -> None:
+    reply = await gateway.client.post(
+        "/v1/chat/completions", json=chat_body(), headers=[(HEADER, "5000"), (HEADER, "1")]
+    )
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, HEADER)
 
 
 async def test_a_tenants_deadline_holds_for_requests_that_name_none(gateway: Gateway) -> None:

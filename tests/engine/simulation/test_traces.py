@@ -58,7 +58,21 @@ def test_requests_without_prompt_or_output_are_left_out(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "'a,b'"),
         ("arrival_s,client,input_tokens,output_tokens\n", "holds no request"),
         ("arrival_s,client,input_tokens,output_tokens\n0,a,1,1\nx,a,3,4\n", "after the first 1 "),
-        ("arrival_s,client,input_tokens,output_tokens\n0,a,1,1\nnan,a,3,4\n", "it arrives at nan"),
+        (
+            "arrival_s,client,input_tokens,output_tokens\n0,a,1,1\n1e300,a,3,4\n",
+            "it arrives at 1e.300 s",
+        ),
+        (
+            "arrival_s,client,input_tokens,output_tokens\n0,a,1,999999999\n",
+            "its output is 999999999",
+        ),
+        ('{"timestamp": 0, "input_length": 1.5, "output_length": 1, "hash_ids": []}\n', "is 1.5"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [{}]}\n', "hash_ids"),
+        ('{"timestamp": ' + "[" * 100_000, "after the first 0 "),
+        (
+            "arrival_s,client,input_tokens,output_tokens\n0,a,1,1\nnan,a,3,4\n",
+            "it arrives at nan s",
+        ),
         ("arrival_s,client,input_tokens,output_tokens\n0,a\n", "after the first 0 "),
         ('{"timestamp": 0}\n', "after the first 0 "),
     ],

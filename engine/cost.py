@@ -55,6 +55,9 @@ _BUCKET_TOKENS = 16
 _NUM_BUCKETS = 256
 _LEFT_OVER_RATE = 0.95
 _LEFT_OVER_PRIOR_STEPS = 4.0
+_LEAST_SURPLUS, _MOST_SURPLUS = -0.5, 1.0
+"""Bounds of what one step leaves over, relative to its fit: so factors are within 0.5 and 2."""
+_MOST_STEPS, _MOST_CHUNKS, _ROUNDING = 10**12, 1e6, 1e-6
 
 
 class _Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,10 +166,11 @@ class CostModel:
         self._errors.add(error)
         self.num_steps += 1
         self._mean_chunks += 0.02 * (step.num_decodes + 1 - self._mean_chunks)
-        ratio = min(2.0, max(0.5, ms / fitted)) if fitted > 0 else 1.0
-        self._level += 0.1 * (ratio - self._level)
+        surplus = ms / fitted - 1.0 if fitted > 0 else 0.0
+        surplus = min(_MOST_SURPLUS, max(_LEAST_SURPLUS, surplus))
+        self._level += 0.1 * (1.0 + surplus - self._level)
         self._learn(vector(step) / ms, fitted / ms - 1.0)
-        self._learn_left_over(bucket, ratio - 1.0)
+        self._learn_left_over(bucket, surplus)
         if self._alarm.observe(error):
             self._forget()
             self._refit()
@@ -243,7 +247,7 @@ class CostModel:
             saved = msgspec.json.decode(data, type=_Saved)
             gram, moment = np.array(saved.gram, float), np.array(saved.moment, float)
             left_over = np.array([saved.left_over, saved.left_over_weight], float)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
             raise CostModelInvalid(f"this is no saved cost model: {error}") from error
         model = cls(Subject(saved.model, saved.device))
         if (
@@ -261,23 +265,37 @@ class CostModel:
         try:
             with np.errstate(over="raise", invalid="raise", divide="raise"):
                 model._refit()
-                is_sound = model._is_sound()
+                is_sound = model._is_within_bounds() and model._is_sound()
         except (np.linalg.LinAlgError, FloatingPointError) as error:
             raise CostModelInvalid(f"its numbers are no cost model's: {error}") from error
         if not is_sound:
             raise CostModelInvalid("its numbers are no cost model's: they predict no time")
         return model
 
-    def _is_sound(self) -> bool:
-        """True if its sums can be of steps that ran, and it predicts a time for a long one."""
-        is_sum = np.allclose(self._gram, self._gram.T) and (self._left_over_weight >= 0).all()
-        least = np.linalg.eigvalsh(self._gram).min() if is_sum else -np.inf
-        longest = self.predict_ms(StepFeatures(4096, 64, 4032, 4032.0**2, 4e7, 10**6, 1e3, 64, 0))
+    def _is_within_bounds(self) -> bool:
+        """True if learning could have led to its counts, its error, and what it left over."""
+        left_over, weight = self._left_over, self._left_over_weight
         return bool(
-            least >= -1e-6 * self._gram.trace()
-            and np.isfinite(self._factors).all()
-            and 0 <= longest < _LONGEST_MS
+            0 <= self.num_steps <= _MOST_STEPS
+            and self._mean_chunks <= _MOST_CHUNKS
+            and 0 <= self._error_variance <= 1.0 + _ROUNDING
+            and (weight >= 0).all()
+            and (weight <= 1.0 / (1.0 - _LEFT_OVER_RATE) + _ROUNDING).all()
+            and (left_over >= _LEAST_SURPLUS * weight - _ROUNDING).all()
+            and (left_over <= _MOST_SURPLUS * weight + _ROUNDING).all()
         )
+
+    def _is_sound(self) -> bool:
+        """True if its sums can be of steps that ran, and it predicts times for short and long."""
+        is_sum = np.allclose(self._gram, self._gram.T)
+        least = np.linalg.eigvalsh(self._gram).min() if is_sum else -np.inf
+        steps = [
+            StepFeatures(1, 1, 0, 0.0, 0.0, 32),
+            *(StepFeatures(n, 0, n, float(n) ** 2, 0.0, 0) for n in (16, 256, 4096)),
+            StepFeatures(4096, 64, 4032, 4032.0**2, 4e7, 10**6, 1e3, 64, 0),
+        ]
+        is_time = all(0 <= self.predict_ms(step) < _LONGEST_MS for step in steps)
+        return bool(least >= -1e-6 * self._gram.trace() and is_time)
 
     def _learn(self, relative: Floats, fit_error: float) -> None:
         """Add one equation `relative · weights = 1`."""

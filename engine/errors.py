@@ -41,7 +41,7 @@ class EngineOverloaded(EngineError):
 
 class DeadlineUnreachable(EngineOverloaded):
     """The first token cannot come by the deadline that the request names. `retry_after_s` is None
-    where that would be so on an idle machine too."""
+    where that would clearly be so on an idle machine too."""
 
 
 class EngineUnavailable(EngineError):

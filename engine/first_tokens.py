@@ -17,6 +17,9 @@ from loraplex.engine.request import Request, Submission
 
 _LOAD_RATE = 0.2
 _FEW = 64
+_PROBE_EVERY = 8
+_CLEARLY = 2.0
+"""How much longer than a deadline a prompt must take to be refused for good: predictions err."""
 _IDLE = StepFeatures(0, 0, 0, 0.0, 0.0, 0)
 
 
@@ -50,6 +53,7 @@ class FirstTokens:
         self._latest_starts: list[tuple[float, int, Submission]] = []
         """A heap of those that have a deadline, numbered; some may have started or ended."""
         self._num_watched = 0
+        self._num_late_when_idle = 0
         self._most_watched = _FEW
 
     @property
@@ -63,21 +67,22 @@ class FirstTokens:
 
     def refuse_late(self, submission: Submission, now: float) -> None:
         """Raise DeadlineUnreachable if a request that has just come, and is not queued yet, has a
-        deadline before its first token will come; else keep an eye on it."""
+        deadline before its first token will come, and is no probe; else keep an eye on it."""
         deadline_ms, request = submission.submit.ttft_deadline_ms, submission.open[0]
         if deadline_ms is None:
             return
         shortest_ms = self._own_ms(request, _IDLE)
-        self._refuse_for_good(request, shortest_ms, deadline_ms + submission.submit.ttft_spent_ms)
         first_ms = max(shortest_ms, self._first_token_ms(request))
-        if first_ms > deadline_ms:
+        if first_ms <= deadline_ms:
+            self._watch(submission, now + (deadline_ms - shortest_ms) / 1e3)
+        elif not self._is_probe():
+            asked_ms = deadline_ms + submission.submit.ttft_spent_ms
+            self._refuse_for_good(request, shortest_ms, asked_ms)
             raise DeadlineUnreachable(
                 f"the first token would come after about {first_ms:.0f} ms; its deadline is in "
                 f"{deadline_ms:.0f} ms",
                 (first_ms - deadline_ms) / 1e3,
             )
-        latest_s = now + (deadline_ms - shortest_ms) / 1e3
-        self._watch(submission, latest_s)
 
     def overdue(self, now: float) -> Iterator[tuple[Submission, DeadlineUnreachable]]:
         """Those that wait and would be late now even if they started at once, and what to tell
@@ -114,13 +119,24 @@ class FirstTokens:
         if waited_ms:
             self._load_ms_per_byte += _LOAD_RATE * (waited_ms / num_bytes - self._load_ms_per_byte)
 
+    def _is_probe(self) -> bool:
+        """True if one that is predicted to be late runs all the same, unwatched, on an idle engine.
+
+        Predictions are corrected by steps alone. Were all traffic to have deadlines, and the
+        predictions too slow for them, no step would run and all would be refused for ever.
+        """
+        if self._outlook.running or len(self._policy):
+            return False
+        self._num_late_when_idle += 1
+        return self._num_late_when_idle % _PROBE_EVERY == 1
+
     def _refuse_for_good(self, request: Request, shortest_ms: float, asked_ms: float) -> None:
-        """Refuse what could not be in time on an idle machine either, if it came again; unless it
-        would find then what another computes now."""
-        if shortest_ms <= asked_ms:
+        """Refuse what clearly could not be in time on an idle machine either, if it came again;
+        unless it would find then what another computes now."""
+        if shortest_ms <= _CLEARLY * asked_ms:
             return
         num_tokens = request.num_tokens - self._soon_cached_tokens(request)
-        if self._prompt_ms(num_tokens, _IDLE) > asked_ms:
+        if self._prompt_ms(num_tokens, _IDLE) > _CLEARLY * asked_ms:
             raise DeadlineUnreachable(
                 f"the first token would come after {shortest_ms:.0f} ms even if nothing else ran; "
                 f"its deadline is after {asked_ms:.0f} ms",

@@ -105,10 +105,10 @@ def _calibrated(
     _log.info("learning how long steps take, once, for up to %g s", settings.calibration_s)
     try:
         done = calibration.run(costs, settings.calibration_s, is_stopped)
+        learned = CostModel.from_json(costs.to_json())
     except Exception:  # noqa: BLE001  it serves without, and learns as it runs
         _log.exception("step times could not be measured before there is traffic")
         return CostModel(costs.subject)
-    learned = CostModel.from_json(costs.to_json())
     _log.info(
         "learned from %d steps in %.1f s: a decode takes %.1f ms, a prompt of 256 tokens %.0f ms",
         done.num_steps,

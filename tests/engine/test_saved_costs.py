@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.engine.test_cost import random_step, taught, with_one_edge
 
 from loraplex.engine.cost import CostModel, Subject
+from loraplex.engine.cost_features import StepFeatures
 from loraplex.engine.errors import CostModelInvalid
 from loraplex.engine.saved_costs import CostFile
 from loraplex.engine.simulation.devices import read_device
@@ -103,6 +104,55 @@ def test_whatever_number_is_in_a_file_it_predicts_times_or_is_refused(
     step = random_step(np.random.default_rng(at))
     assert 0 <= model.predict_ms(step) < float("inf")
     assert 0 <= model.request_ms(100, 0, 100.0) < float("inf")
+
+
+def with_fields(**changes: object) -> bytes:
+    return json.dumps(json.loads(SAVED) | changes).encode()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"left_over": [-1e5] * 256},
+        {"left_over": [1e6] * 256},
+        {"left_over": [-30.0] + [0.0] * 255, "left_over_weight": [20.0] + [0.0] * 255},
+        {"left_over": [0.0] * 255 + [1e308], "left_over_weight": [0.0] * 256},
+        {"left_over": [0.0] * 256, "left_over_weight": [1e9] * 256},
+        {"num_steps": -5},
+        {"num_steps": 10**30},
+        {"error_variance": 1e15},
+        {"error_variance": -1.0},
+        {"mean_chunks": 1e300},
+    ],
+)
+def test_what_learning_cannot_have_led_to_is_refused(changes: dict[str, object]) -> None:
+    assert CostModel.from_json(with_fields())
+    with pytest.raises(CostModelInvalid):
+        CostModel.from_json(with_fields(**changes))
+
+
+def test_times_too_long_to_be_of_steps_are_refused() -> None:
+    moment = (1e6 * np.array(json.loads(SAVED)["moment"])).tolist()
+    with pytest.raises(CostModelInvalid, match="predict no time"):
+        CostModel.from_json(with_fields(moment=moment))
+
+
+def test_a_field_that_is_nested_deeper_than_can_be_read_is_refused() -> None:
+    with pytest.raises(CostModelInvalid):
+        CostModel.from_json(b'{"zzz":' + b"[" * 200_000)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60), st.integers(1, 40))
+def test_whatever_steps_took_what_was_learned_of_them_is_read_again(
+    times_ms: list[float], num_tokens: int
+) -> None:
+    model = CostModel(SUBJECT)
+    for ms in times_ms:
+        model.observe(StepFeatures(num_tokens, 1, num_tokens - 1, 0.0, 0.0, 20), ms)
+    model = CostModel.from_json(model.to_json())
+    assert model.num_steps == len(times_ms)
+    assert model.predict_ms(StepFeatures(num_tokens, 1, num_tokens - 1, 0.0, 0.0, 20)) >= 0
 
 
 def test_the_simulator_takes_the_file_as_a_device(tmp_path: Path) -> None:

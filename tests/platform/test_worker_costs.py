@@ -10,6 +10,8 @@ from tests import tiny_models
 from tests.engine import build
 
 from loraplex.engine.config import ModelConfig, SchedulerConfig
+from loraplex.engine.cost import CostModel
+from loraplex.engine.errors import CostModelInvalid
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
 from loraplex.engine.saved_costs import CostFile
@@ -110,6 +112,20 @@ def test_a_runner_that_cannot_do_it_does_not_keep_the_worker_from_starting(
 ) -> None:
     beyond = build.config(num_blocks=4000, max_step_tokens=32, max_model_len=100, vocab_size=10**6)
     assert prepared(tmp_path, runner, config=beyond).model.num_steps == 0
+    assert "could not be measured" in caplog.text
+
+
+def test_what_was_just_learned_and_is_no_cost_model_is_dropped_and_the_worker_starts(
+    tmp_path: Path,
+    runner: ModelRunner,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_data: bytes) -> CostModel:
+        raise CostModelInvalid("its numbers are no cost model's")
+
+    monkeypatch.setattr(CostModel, "from_json", refuse)
+    assert prepared(tmp_path, runner).model.num_steps == 0
     assert "could not be measured" in caplog.text
 
 

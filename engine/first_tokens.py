@@ -128,7 +128,7 @@ class FirstTokens:
         if self._outlook.running or len(self._policy):
             return False
         self._num_late_when_idle += 1
-        return self._num_late_when_idle % _PROBE_EVERY == 1
+        return self._num_late_when_idle % _PROBE_EVERY == 0
 
     def _refuse_for_good(self, request: Request, shortest_ms: float, asked_ms: float) -> None:
         """Refuse what clearly could not be in time on an idle machine either, if it came again;

@@ -169,7 +169,6 @@ async def platform(
     address = UnixAddress(socket_path(tmp_path))
     async with running(address, model=model_info()) as worker:
         worker.scheduler.first_tokens._costs.num_steps = 1000
-        worker.scheduler.first_tokens._num_late_when_idle = 1  # as if its probe had run
         engine = StreamClient(address, Security(), max_events=1000)
         engine.start()
         await engine.wait_connected()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from math import ceil
 
 from loraplex.adapters.demand import Demand
 from loraplex.adapters.spec import AdapterKey
@@ -93,6 +94,32 @@ class ChameleonScore:
             for place, key in enumerate(candidates)
         }
         return sorted(candidates, key=score.__getitem__)
+
+
+class Pinned:
+    """The tenth of all adapters that requests ask for most goes last, as if an operator who knew
+    the whole trace had pinned them; of the others the one that was touched longest ago goes first.
+    """
+
+    _SHARE = 0.1
+
+    def __init__(self, uses: Sequence[AdapterKey]) -> None:
+        """`uses`: the adapters of all requests."""
+        wanted = Counter(uses).most_common()
+        self._pinned = frozenset(key for key, _ in wanted[: ceil(len(wanted) * self._SHARE)])
+
+    def loaded(self, key: AdapterKey, num_bytes: int) -> None:
+        """Nothing to remember; so with the next two."""
+
+    def used(self, key: AdapterKey) -> None:
+        """See `loaded`."""
+
+    def evicted(self, key: AdapterKey) -> None:
+        """See `loaded`."""
+
+    def order(self, candidates: Sequence[AdapterKey], demand: Demand) -> Sequence[AdapterKey]:  # noqa: ARG002  of the protocol
+        """Pinned ones last, else as they come."""
+        return sorted(candidates, key=self._pinned.__contains__)
 
 
 class Belady:

@@ -27,6 +27,7 @@ from loraplex.engine.simulation.caches import (
     ChameleonScore,
     GreedyDualSizeFrequency,
     LeastRecentlyUsed,
+    Pinned,
 )
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
@@ -158,14 +159,18 @@ POLICIES: Mapping[str, Callable[[Setup], AdmissionPolicy]] = {
 }
 """Policies of admission: ours, the engine's plain one, and those of others."""
 
+
+def _uses(requests: Requests) -> list[AdapterKey]:
+    return [AdapterKey(r.tenant, r.adapter) for r in requests if r.adapter is not None]
+
+
 CACHES: Mapping[str, Callable[[Requests], Eviction]] = {
     "worth": lambda _: LeastWorth(),
     "lru": lambda _: LeastRecentlyUsed(),
     "gdsf": lambda _: GreedyDualSizeFrequency(),
     "chameleon": lambda _: ChameleonScore(),
-    "belady": lambda requests: Belady(
-        [AdapterKey(r.tenant, r.adapter) for r in requests if r.adapter is not None]
-    ),
+    "pinned": lambda requests: Pinned(_uses(requests)),
+    "belady": lambda requests: Belady(_uses(requests)),
 }
 """Which adapter goes when memory is needed."""
 

@@ -1,5 +1,6 @@
 import pytest
 
+from loraplex.adapters.demand import Demand
 from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
@@ -8,6 +9,7 @@ from loraplex.engine.simulation.caches import (
     ChameleonScore,
     GreedyDualSizeFrequency,
     LeastRecentlyUsed,
+    Pinned,
 )
 
 
@@ -59,3 +61,9 @@ def test_gdsf_ages_so_that_old_fame_does_not_last_for_ever() -> None:
     eviction = GreedyDualSizeFrequency()
     num_loads("aaaa" + passing, 2, eviction)
     assert key("a") not in eviction._priority
+
+
+def test_what_is_pinned_goes_after_all_others() -> None:
+    hot, *others = (AdapterKey("t", f"d{i}") for i in range(10))
+    rule = Pinned([hot, hot, *others])
+    assert rule.order([hot, *others], Demand()) == [*others, hot]

@@ -177,7 +177,7 @@ def test_a_suspended_tenant_is_refused_until_it_is_resumed(served: Served) -> No
         ([], {"LORAPLEX_ADAPTER_MEMORY_BYTES": str(1 << 50)}, "LORAPLEX_ADAPTER_MEMORY_BYTES"),
         (["--database-url", "sqlite+aiosqlite:////proc/x/l.db"], {}, "/proc/x/l.db"),
         (["--database-url", "mysql://x/y"], {}, "supported are"),
-        ([], {"LORAPLEX_BLOCK_SIZE": "many"}, "block_size"),
+        ([], {"LORAPLEX_BLOCK_SIZE": "many"}, "LORAPLEX_BLOCK_SIZE"),
     ],
 )
 def test_a_start_that_cannot_work_says_why_in_a_line(

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from tests.services.migrated import MigratedDatabases, migrate_url
 from tests.services.postgres import Postgres, running_postgres
@@ -17,6 +18,12 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ.setdefault("TRITON_INTERPRET", "1")  # on a machine with a GPU, its script says 0
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# No test has a time limit, and a change is judged by the same examples on every machine;
+# HYPOTHESIS_PROFILE=explore looks for others.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(scope="session")

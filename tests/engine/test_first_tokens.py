@@ -9,68 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from tests.engine import build
-from tests.engine.linear_costs import KnownLengths, LinearCosts
-from tests.engine.simulated_runner import SimulatedRunner
+from tests.engine.deadline_world import World
 
-from loraplex.adapters.residency import Residency
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.core import StepReport
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.cost_features import StepFeatures
-from loraplex.engine.costs_port import StepCosts
 from loraplex.engine.errors import DeadlineUnreachable
-from loraplex.engine.events import Events
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.protocol import RejectionCode, Sampling
 from loraplex.engine.request import Request
-from loraplex.engine.scheduler import Scheduler
 
 FAIR = FairSettings(quantum_ms=10.0, overdraft_ms=20.0, max_skips=4, max_open=8)
-
-
-class World:
-    """A scheduler on a machine on which each token takes a millisecond."""
-
-    def __init__(
-        self,
-        policy: AdmissionPolicy | None = None,
-        costs: StepCosts | None = None,
-        **config: object,
-    ) -> None:
-        costs = costs or LinearCosts(num_steps=1000)
-        self.residency = Residency(100)
-        self.scheduler: Scheduler = build.scheduler(
-            build.config(**config), self.residency, policy, costs, KnownLengths()
-        )
-        self.costs = costs
-        self.runner = SimulatedRunner(16, 4)
-        self.now = 0.0
-        self.events = Events()
-
-    def add(self, request_id: str, deadline_ms: float | None = None, **submit: object) -> None:
-        num_bytes = 0 if submit.get("adapter") is None else 10
-        request = build.submit(request_id, ttft_deadline_ms=deadline_ms, **submit)
-        self.scheduler.add(request, self.now, num_bytes)
-
-    def step(self) -> Events:
-        plan = self.scheduler.plan(self.now)
-        ms = float(plan.num_tokens)
-        output = self.runner.run(plan)
-        self.now += ms / 1e3
-        events = self.scheduler.commit(plan, output, ms)
-        for key in plan.loads:
-            self.residency.finish_load(key)
-        self.scheduler.check()
-        self.events.extend(events)
-        return events
-
-    def run(self) -> None:
-        while self.scheduler.has_work:
-            self.step()
 
 
 def first_token_ms(world: World, request_id: str) -> float:

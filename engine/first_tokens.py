@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import takewhile
 from math import ceil
 
 from loraplex.engine.admission import AdmissionPolicy
@@ -149,10 +148,7 @@ class FirstTokens:
         size, namespace = self._pool.block_size, request.submission.namespace
         for other in self._outlook.running if self._config.prefix_cache else ():
             if other.num_tokens_to_compute > 1 and other.submission.namespace == namespace:
-                longest = min(request.num_tokens - 1, other.num_tokens) // size * size
-                blocks = (slice(start, start + size) for start in range(0, longest, size))
-                alike = takewhile(lambda b: request.token_ids[b] == other.token_ids[b], blocks)  # noqa: B023  used at once
-                num_tokens = max(num_tokens, size * sum(1 for _ in alike))
+                num_tokens = max(num_tokens, _common_tokens(request, other, size))
         return num_tokens
 
     def _watch(self, submission: Submission, latest_s: float) -> None:
@@ -279,6 +275,16 @@ class _Work:
             cost_ms += count * work.cost_ms
             num_blocks += count * work.num_blocks
         return cls(num_requests, prompt_tokens, cost_ms, num_blocks)
+
+
+def _common_tokens(request: Request, other: Request, size: int) -> int:
+    """Tokens of the whole blocks of `size` with which both begin, without the last of `request`."""
+    ids, others = request.token_ids, other.token_ids
+    longest = min(len(ids) - 1, len(others)) // size * size
+    for start in range(0, longest, size):
+        if ids[start : start + size] != others[start : start + size]:
+            return start
+    return longest
 
 
 def _may_be_late(submission: Submission) -> bool:

@@ -107,38 +107,24 @@ class WorkerMetrics:
         return generate_latest(self._registry).decode()
 
     def _watch(self, scheduler: Scheduler, residency: Residency, num_blocks: int) -> None:
-        requests = Gauge(
-            "loraplex_worker_requests",
-            "Requests in the worker, by state.",
-            ["state"],
-            registry=self._registry,
-        )
+        requests = self._by_state("loraplex_worker_requests", "Requests in the worker")
         requests.labels("running").set_function(lambda: scheduler.num_running)
         requests.labels("waiting").set_function(lambda: scheduler.num_waiting)
-        blocks = Gauge(
-            "loraplex_kv_blocks", "KV blocks, by state.", ["state"], registry=self._registry
-        )
+        blocks = self._by_state("loraplex_kv_blocks", "KV blocks")
         pool = scheduler.blocks.pool
         blocks.labels("free").set_function(lambda: pool.num_free - pool.num_cached)
         blocks.labels("cached").set_function(lambda: pool.num_cached)
+        blocks.labels("held").set_function(lambda: num_blocks - scheduler.num_free_blocks)
+        on_host = self._by_state("loraplex_host_kv_blocks", "KV blocks of the host's memory")
         swapping = scheduler.blocks.swapping
-        on_host = Gauge(
-            "loraplex_host_kv_blocks",
-            "KV blocks of the host's memory, by state.",
-            ["state"],
-            registry=self._registry,
-        )
         on_host.labels("free").set_function(lambda: swapping.num_free_blocks)
         on_host.labels("held").set_function(lambda: swapping.num_blocks - swapping.num_free_blocks)
-        blocks.labels("held").set_function(lambda: num_blocks - scheduler.num_free_blocks)
-        held = Gauge(
-            "loraplex_adapter_bytes",
-            "Memory of adapters, by state.",
-            ["state"],
-            registry=self._registry,
-        )
+        held = self._by_state("loraplex_adapter_bytes", "Memory of adapters")
         held.labels("held").set_function(lambda: residency.held_bytes)
         held.labels("free").set_function(lambda: residency.capacity_bytes - residency.held_bytes)
+
+    def _by_state(self, name: str, what: str) -> Gauge:
+        return Gauge(name, f"{what}, by state.", ["state"], registry=self._registry)
 
 
 class _PrefetchMetrics:

@@ -252,7 +252,7 @@ def _models_inside(config: PreTrainedConfig) -> tuple[str, ...]:
 
 
 def _head(network: PreTrainedModel) -> nn.Module | None:
-    head: nn.Module | None = network.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head: nn.Module | None = network.get_output_embeddings()  # type: ignore[no-untyped-call]  # transformers has no types here
     return head
 
 
@@ -336,7 +336,7 @@ def _attention(
     gate.check_attention_call(module, attention_mask, options)
     scaling = options.get("scaling")
     attended = step.attend(
-        module.layer_idx,  # type: ignore[arg-type]
+        module.layer_idx,  # type: ignore[arg-type]  # nn.Module tells tensors and modules only
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),

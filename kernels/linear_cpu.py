@@ -42,7 +42,7 @@ def pack_weight(weight: Tensor) -> PackedWeight | None:
     Only float32 gains: in bfloat16 torch's own path is as fast.
     """
     usable = weight.device.type == "cpu" and weight.dtype is torch.float32
-    if not usable or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not usable or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch has no types here
         return None
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)  # noqa: SLF001  as above

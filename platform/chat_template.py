@@ -64,7 +64,7 @@ def _to_json(
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
-    separators: Any = None,  # noqa: ANN401
+    separators: Any = None,  # noqa: ANN401  json.dumps checks it
     sort_keys: bool = False,
 ) -> str:
     """JSON as models were trained on: without jinja2's escapes for HTML."""

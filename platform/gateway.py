@@ -150,7 +150,7 @@ class GatewayServer(uvicorn.Server):
         if not self.should_exit:
             self._on_started()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  of uvicorn
         """Begin to end; called for each signal. The server's own would not wait for clean ends."""
         drain_s = 0.0 if self.should_exit else self._drain_timeout_s
         self.should_exit = True

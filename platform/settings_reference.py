@@ -30,4 +30,4 @@ def _row(name: str, field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    print(settings_reference(), end="")  # noqa: T201
+    print(settings_reference(), end="")  # noqa: T201  a script whose output is the page

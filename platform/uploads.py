@@ -67,7 +67,7 @@ async def received(
     try:
         await _on_disk(lambda: folder.mkdir(parents=True))
         async for chunk in chunks:
-            await _on_disk(lambda chunk=chunk: form.feed(chunk))  # type: ignore[misc]
+            await _on_disk(lambda chunk=chunk: form.feed(chunk))  # type: ignore[misc]  # of a default that binds
         yield Upload(form.finish(), folder)
     finally:
         await in_thread(lambda: _discard(form, folder))

@@ -48,4 +48,4 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {BigId: BigInteger().with_variant(Integer, "sqlite")}  # noqa: RUF012
+    type_annotation_map = {BigId: BigInteger().with_variant(Integer, "sqlite")}  # noqa: RUF012  as SQLAlchemy wants it

@@ -85,7 +85,7 @@ async def migrate(database: Database) -> None:
         DatabaseUnusable: it cannot be opened or written.
     """
     # Alembic is needed at start alone, and takes long to import.
-    from loraplex.tenants.migrate import upgrade  # noqa: PLC0415
+    from loraplex.tenants.migrate import upgrade  # noqa: PLC0415  Alembic is needed by few
 
     engine = new_engine(database.url, migrating=True)
     try:

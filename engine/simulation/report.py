@@ -102,7 +102,7 @@ def _pictures(run: Run) -> dict[str, bytes]:
         figure = Figure(figsize=(9, 4), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
-        picture(axes)  # type: ignore[no-untyped-call]
+        picture(axes)  # type: ignore[no-untyped-call]  # lambdas have no types
         axes.spines[["top", "right"]].set_visible(False)
         buffer = BytesIO()
         figure.savefig(buffer, format="png", dpi=120)

@@ -56,7 +56,7 @@ class _NoText:
 
     stopped = False
 
-    def push(self, token_id: int, logprobs: Logprobs | None) -> Piece:  # noqa: ARG002
+    def push(self, token_id: int, logprobs: Logprobs | None) -> Piece:  # noqa: ARG002  of the protocol
         return _NOTHING
 
     def end(self) -> Piece:
@@ -89,7 +89,7 @@ class _World:
         self._residency = Residency(load.num_adapters * _ADAPTER_BYTES)
         fair = replace(fair_settings(Settings()), max_open=load.num_running)
         costs = CostModel(Subject("bench", "none"))
-        no_text: Callable[[Sampling], _NoText] = lambda _: _NoText()  # noqa: E731
+        no_text: Callable[[Sampling], _NoText] = lambda _: _NoText()  # noqa: E731  its type is checked
         self.scheduler = Scheduler(
             config,
             self._residency,

@@ -134,7 +134,7 @@ def engine(
         _write(result, out)
 
 
-def _engine_settings(data_dir: Path | None, **given: Any) -> "Settings":  # noqa: ANN401
+def _engine_settings(data_dir: Path | None, **given: Any) -> "Settings":  # noqa: ANN401  whatever settings there are
     from loraplex.platform.cli.context import CommandFailed
     from loraplex.platform.settings import Settings, available_cores
 

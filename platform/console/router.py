@@ -22,7 +22,7 @@ _elsewhere = APIRouter(route_class=ConsoleRoute)
 
 
 @_elsewhere.get("/{path:path}")
-async def show_nothing(path: str, request: Request, _session: SignedIn) -> Response:  # noqa: ARG001
+async def show_nothing(path: str, request: Request, _session: SignedIn) -> Response:  # noqa: ARG001  asked for to be signed in
     """A page that says that there is none."""
     raise HTTPException(404)
 

@@ -17,6 +17,17 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "MIN_BACKOFF_S", 0.0)
 
 
+class Served:
+    """Says that a worker has served, and tells each time that it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[None] = asyncio.Queue()
+
+    def __call__(self) -> bool:
+        self.asked.put_nowait(None)
+        return True
+
+
 def supervise(tmp_path: Path, status: int, has_served: Callable[[], bool]) -> WorkerSupervisor:
     """A supervisor of a worker that ends with this status as soon as it is started."""
     command = (sys.executable, "-S", "-c", f"raise SystemExit({status})")
@@ -31,17 +42,12 @@ async def test_a_worker_that_cannot_start_ends_the_platform(tmp_path: Path) -> N
 async def test_once_a_worker_has_served_one_that_cannot_start_is_started_again_and_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: asyncio.Queue[None] = asyncio.Queue()
-
-    def has_served() -> bool:
-        asked.put_nowait(None)
-        return True
-
-    supervised = supervise(tmp_path, START_REFUSED, has_served)
+    served = Served()
+    supervised = supervise(tmp_path, START_REFUSED, served)
     running = asyncio.create_task(supervised.run())
     async with asyncio.timeout(30):
         for _ in range(3):
-            await asked.get()
+            await served.asked.get()
         await supervised.stop(10)
         await running
     assert caplog.text.count(f"the worker died with status {START_REFUSED}") >= 2
@@ -73,18 +79,13 @@ async def test_a_worker_that_dies_three_times_before_it_served_ends_the_platform
 async def test_a_restart_that_the_machine_refuses_is_tried_again_once_a_worker_has_served(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: asyncio.Queue[None] = asyncio.Queue()
-
-    def has_served() -> bool:
-        asked.put_nowait(None)
-        return True
-
+    served = Served()
     absent = (str(tmp_path / "absent"),)
-    supervised = WorkerSupervisor(Settings(data_dir=tmp_path), has_served, absent)
+    supervised = WorkerSupervisor(Settings(data_dir=tmp_path), served, absent)
     running = asyncio.create_task(supervised.run())
     async with asyncio.timeout(30):
         for _ in range(6):
-            await asked.get()
+            await served.asked.get()
         await supervised.stop(10)
         await running
     assert caplog.text.count("a worker could not be started") >= 2

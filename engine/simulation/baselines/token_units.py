@@ -4,14 +4,14 @@ It tells what of a difference to VTC and DLPM comes from the unit that is shared
 fairness counts tokens too.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from loraplex.adapters.residency import State
-from loraplex.engine.admission import AdmissionView, Blocked
-from loraplex.engine.ahead_sample import Ahead
+from loraplex.engine.admission import AdmissionView
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_settings import FairSettings
 from loraplex.engine.request import Request
+from loraplex.engine.simulation.passing_on import PassingOn
 
 _OUTPUT_PRICE = 2.0
 _SETTINGS = FairSettings(quantum_ms=1000.0, overdraft_ms=2000.0, max_skips=16, max_open=1000)
@@ -45,33 +45,14 @@ class _InTokens:
         return max(0.0, request.num_lost_tokens - self.cached_tokens(request))
 
 
-class TokenFairAdmission:
+class TokenFairAdmission(PassingOn):
     """See above; all but the unit is `FairAdmission`'s."""
 
     def __init__(self) -> None:
-        self._policy = FairAdmission(_SETTINGS)
+        super().__init__(FairAdmission(_SETTINGS))
         self._running: dict[str, Request] = {}
         self._told: dict[str, int] = {}
         """Output tokens of those that run that have been charged."""
-
-    def __len__(self) -> int:
-        return len(self._policy)
-
-    def add(self, request: Request, now: float) -> None:
-        """Pass on; so do the next, but where they say more."""
-        self._policy.add(request, now)
-
-    def put_back(self, request: Request) -> None:
-        """Pass on."""
-        self._policy.put_back(request)
-
-    def remove(self, request: Request) -> None:
-        """Pass on."""
-        self._policy.remove(request)
-
-    def ahead(self, request: Request, cost_ms: Callable[[Request], float]) -> Iterable[Ahead]:
-        """Pass on."""
-        return self._policy.ahead(request, cost_ms)
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:
         """With costs in tokens."""
@@ -80,14 +61,10 @@ class TokenFairAdmission:
 
     def admitted(self, request: Request) -> None:
         """Its prompt is used at once."""
-        self._policy.admitted(request)
+        super().admitted(request)
         self._running[request.key] = request
         self._told[request.key] = request.num_output_tokens
         self._policy.measured({request.key: float(request.num_tokens)})
-
-    def blocked(self, request: Request, by: Blocked) -> None:
-        """Pass on."""
-        self._policy.blocked(request, by)
 
     def measured(self, shares_ms: Mapping[str, float]) -> None:
         """Time is nothing to it."""
@@ -96,23 +73,11 @@ class TokenFairAdmission:
         """Tell what it has used."""
         self._tell()
         del self._running[request.key], self._told[request.key]
-        self._policy.ended(request)
+        super().ended(request)
 
     def makes_room(self, request: Request, victim: Request, recompute_ms: float) -> bool:  # noqa: ARG002  of the protocol
         """For what is to be computed again, in tokens."""
         return self._policy.makes_room(request, victim, float(victim.num_computed_tokens))
-
-    def yields(self, request: Request) -> bool:
-        """Pass on."""
-        return self._policy.yields(request)
-
-    def keeps_adapter(self, request: Request) -> bool:
-        """Pass on."""
-        return self._policy.keeps_adapter(request)
-
-    def upcoming(self) -> Iterator[Request]:
-        """Pass on."""
-        return self._policy.upcoming()
 
     def _tell(self) -> None:
         used = {}

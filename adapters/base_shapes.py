@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
@@ -43,13 +43,24 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class BaseShapes:
-    """Linear layers and embeddings of one base model, by module path."""
+    """What of one base model an adapter can change, by module path."""
 
     linears: Mapping[str, tuple[int, int]]
     """Module path to (out, in) of each linear layer, the output head among them, tied or not."""
-    embeddings: frozenset[str]
+    embeddings: Mapping[str, tuple[int, int]]
+    """Module path to (rows, width) of each embedding."""
     heads: frozenset[str]
     """Linear layers that turn hidden states into logits; `all-linear` leaves them out."""
+    token_embedding: str | None = None
+    """The embedding of tokens."""
+    is_tied: bool = False
+    """The head and the embedding of tokens share one weight."""
+    biases: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Module path to length of each bias that is added to what the module makes: of linear layers
+    and of norms. A worker tells them; headers do not."""
+    parameters: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """Parameter path to shape, of layers of experts that keep all experts in one parameter; a
+    worker tells them too."""
 
     @classmethod
     def read(cls, model_dir: Path) -> Self:
@@ -82,14 +93,21 @@ class BaseShapes:
             for entry in entries
             if entry.name.endswith(".weight") and len(entry.shape) == 2 and entry.dtype in _FLOATS
         }
-        embeddings = frozenset(path for path in shapes if _leaf(path) in _EMBEDDINGS)
+        embeddings = {path: shape for path, shape in shapes.items() if _leaf(path) in _EMBEDDINGS}
         linears = {path: shape for path, shape in shapes.items() if path not in embeddings}
         heads = frozenset(path for path in linears if _leaf(path) in _HEADS)
         tokens = [path for path in embeddings if _leaf(path) in _TOKEN_EMBEDDINGS]
-        if tied and not heads and len(tokens) == 1:
+        is_tied = tied and not heads and len(tokens) == 1
+        if is_tied:
             linears["lm_head"] = shapes[tokens[0]]
             heads = frozenset({"lm_head"})
-        return cls(MappingProxyType(linears), embeddings, heads)
+        return cls(
+            MappingProxyType(linears),
+            MappingProxyType(embeddings),
+            heads,
+            token_embedding=tokens[0] if len(tokens) == 1 else None,
+            is_tied=is_tied,
+        )
 
 
 def weight_files(model_dir: Path) -> list[Path]:

@@ -164,7 +164,7 @@ def shape_problems(
     problems: list[str] = []
     for module, pair in sorted(pairs.items()):
         problems += _pair_problems(module, pair, rank_of[module], base)
-    linears, embeddings = base.linears.keys(), base.embeddings
+    linears, embeddings = base.linears.keys(), base.embeddings.keys()
     problems += _listed(
         "targeted by the config but not in the file", (expected & linears) - pairs.keys()
     )

@@ -18,7 +18,7 @@ def targeted(config: AdapterConfig, base: BaseShapes) -> frozenset[str]:
     if is_all_linear(config.target_modules):
         found = frozenset(base.linears) - base.heads
     else:
-        paths = base.linears.keys() | base.embeddings
+        paths = base.linears.keys() | base.embeddings.keys()
         found = _named(config.target_modules, paths, config)
     return found - _named(config.exclude_modules, found, None)
 

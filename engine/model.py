@@ -265,7 +265,10 @@ def _path_of(network: nn.Module, module: nn.Module | None) -> str:
 
 @torch.inference_mode()
 def _probe(
-    network: nn.Module, declared: gate.Declaration, head: tuple[str, int], device: torch.device
+    network: PreTrainedModel,
+    declared: gate.Declaration,
+    head: tuple[str, int],
+    device: torch.device,
 ) -> tuple[tuple[gate.LayerShape, ...], BaseShapes]:
     """Run one short sequence through the model and see what it calls.
 
@@ -285,12 +288,25 @@ def _probe(
     layers = gate.check_layers(declared, attention)
     gate.check_logits(logits, (len(rows), vocab_size))
     served = {path: linears[path] for path in sorted(probe.finish())}
+    embeddings = {
+        path: (module.num_embeddings, module.embedding_dim)
+        for path, module in network.named_modules()
+        if isinstance(module, nn.Embedding)
+    }
+    biases = {
+        path: module.bias.shape[0]
+        for path, module in network.named_modules()
+        if (path in served or isinstance(module, nn.LayerNorm))
+        and isinstance(getattr(module, "bias", None), nn.Parameter)
+    }
+    embedding: Any = network.get_input_embeddings()
     return layers, BaseShapes(
         linears=MappingProxyType(served),
-        embeddings=frozenset(
-            path for path, module in network.named_modules() if isinstance(module, nn.Embedding)
-        ),
+        embeddings=MappingProxyType(embeddings),
         heads=frozenset({head_path} & served.keys()),
+        token_embedding=_path_of(network, embedding),
+        is_tied=network.get_submodule(head_path).weight is embedding.weight,
+        biases=MappingProxyType(biases),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -112,8 +112,13 @@ class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):
 
     linears: dict[str, tuple[int, int]]
     """Module path to (out, in)."""
-    embeddings: tuple[str, ...]
+    embeddings: dict[str, tuple[int, int]]
+    """Module path to (rows, width)."""
     heads: tuple[str, ...]
+    token_embedding: str | None = None
+    is_tied: bool = False
+    biases: dict[str, int] = {}
+    parameters: dict[str, tuple[int, ...]] = {}
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -114,7 +114,13 @@ def base_shapes(model: ModelInfo) -> BaseShapes:
 def shapes_told(shapes: LinearShapes) -> BaseShapes:
     """The same as a worker tells it."""
     return BaseShapes(
-        MappingProxyType(shapes.linears), frozenset(shapes.embeddings), frozenset(shapes.heads)
+        linears=MappingProxyType(shapes.linears),
+        embeddings=MappingProxyType(shapes.embeddings),
+        heads=frozenset(shapes.heads),
+        token_embedding=shapes.token_embedding,
+        is_tied=shapes.is_tied,
+        biases=MappingProxyType(shapes.biases),
+        parameters=MappingProxyType(shapes.parameters),
     )
 
 

@@ -249,8 +249,12 @@ def _shapes(model: LoadedModel) -> LinearShapes:
     base = model.shapes
     return LinearShapes(
         linears=dict(base.linears),
-        embeddings=tuple(sorted(base.embeddings)),
+        embeddings=dict(base.embeddings),
         heads=tuple(sorted(base.heads)),
+        token_embedding=base.token_embedding,
+        is_tied=base.is_tied,
+        biases=dict(base.biases),
+        parameters=dict(base.parameters),
     )
 
 

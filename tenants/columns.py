@@ -36,6 +36,11 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+def one_of(column: str, values: tuple[str, ...]) -> str:
+    """Condition of a column that holds one of a few texts."""
+    return f"{column} IN ({', '.join(repr(value) for value in values)})"
+
+
 class Base(DeclarativeBase):
     """Base of all tables; constraints get names, without which migrations cannot drop them."""
 

@@ -2,17 +2,22 @@
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, Double, ForeignKey, Index, LargeBinary, String
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    String,
+    Text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.columns import Base, BigId, UtcDateTime
+from loraplex.tenants.columns import Base, BigId, UtcDateTime, one_of
 
 TENANT_STATUSES = ("active", "suspended")
 FINISH_REASONS = ("stop", "length", "abort", "error")
-
-
-def _one_of(column: str, values: tuple[str, ...]) -> str:
-    return f"{column} IN ({', '.join(repr(value) for value in values)})"
 
 
 class Tenant(Base):
@@ -20,12 +25,18 @@ class Tenant(Base):
 
     __tablename__ = "tenant"
     __table_args__ = (
-        CheckConstraint(_one_of("status", TENANT_STATUSES), name="status"),
+        CheckConstraint(one_of("status", TENANT_STATUSES), name="status"),
         CheckConstraint("weight > 0", name="weight"),
         CheckConstraint("requests_per_minute > 0", name="requests_per_minute"),
         CheckConstraint("tokens_per_minute > 0", name="tokens_per_minute"),
         CheckConstraint("concurrency > 0", name="concurrency"),
         CheckConstraint("ttft_deadline_ms > 0", name="ttft_deadline_ms"),
+        CheckConstraint("adapter_storage_bytes > 0", name="adapter_storage_bytes"),
+        CheckConstraint("adapter_max_rank > 0", name="adapter_max_rank"),
+        CheckConstraint("adapter_max_modules > 0", name="adapter_max_modules"),
+        CheckConstraint("adapter_floor_bytes > 0", name="adapter_floor_bytes"),
+        CheckConstraint("adapter_cap_bytes > 0", name="adapter_cap_bytes"),
+        CheckConstraint("adapter_pin_bytes > 0", name="adapter_pin_bytes"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
@@ -37,6 +48,17 @@ class Tenant(Base):
     tokens_per_minute: Mapped[int | None]
     concurrency: Mapped[int | None]
     ttft_deadline_ms: Mapped[int | None]
+    adapter_storage_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Most that its adapters may take in the store."""
+    adapter_max_rank: Mapped[int | None]
+    adapter_max_modules: Mapped[int | None]
+    """Most modules that one of its adapters may change."""
+    adapter_floor_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Of the device's memory, what others cannot push its adapters out of; so below."""
+    adapter_cap_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Most that its adapters may take."""
+    adapter_pin_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """Most that it may pin."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
@@ -115,7 +137,7 @@ class UsageRow(Base):
 
     __tablename__ = "usage"
     __table_args__ = (
-        CheckConstraint(_one_of("finish_reason", FINISH_REASONS), name="finish_reason"),
+        CheckConstraint(one_of("finish_reason", FINISH_REASONS), name="finish_reason"),
         CheckConstraint(
             "cached_tokens >= 0 AND cached_tokens <= prompt_tokens AND completion_tokens >= 0",
             name="tokens",
@@ -147,6 +169,26 @@ class UsageRow(Base):
     currency: Mapped[str | None] = mapped_column(String(3))
     cost_pico: Mapped[int] = mapped_column(BigInteger)
     """10⁻¹² of the currency."""
+
+
+class AuditEvent(Base):
+    """Something that somebody did; appended once, never changed."""
+
+    __tablename__ = "audit_event"
+    __table_args__ = (Index("ix_audit_event_tenant_id_at", "tenant_id", "at"),)
+
+    id: Mapped[BigId] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    actor: Mapped[str] = mapped_column(String(80))
+    """Id of the key that did it, or `cli`, or `platform`."""
+    tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenant.id"))
+    """Whose thing it was done to."""
+    action: Mapped[str] = mapped_column(String(60))
+    """Such as `adapter.alias.flip`."""
+    subject: Mapped[str] = mapped_column(String(200))
+    """What it was done to, by name."""
+    detail: Mapped[str] = mapped_column(Text)
+    """JSON object: what it was before and after, as far as the action tells."""
 
 
 class Deployment(Base):

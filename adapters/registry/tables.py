@@ -1,11 +1,22 @@
-"""Tables of adapters: a tenant's names, and the immutable versions behind them."""
+"""Tables of adapters: a tenant's names, the immutable versions behind them, and what moves."""
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, CheckConstraint, ForeignKey, String, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
-from loraplex.tenants.columns import Base, BigId, UtcDateTime
+from loraplex.tenants.columns import Base, BigId, UtcDateTime, one_of
+
+VERSION_STATUSES = ("ready", "retired", "deleted")
+UPLOAD_STATUSES = ("uploading", "validating", "ready", "rejected", "cancelled")
 
 
 class Adapter(Base):
@@ -28,6 +39,7 @@ class AdapterVersion(Base):
         UniqueConstraint("adapter_id", "number"),
         UniqueConstraint("adapter_id", "digest"),
         CheckConstraint("number >= 1", name="number"),
+        CheckConstraint(one_of("status", VERSION_STATUSES), name="status"),
     )
 
     id: Mapped[BigId] = mapped_column(primary_key=True)
@@ -41,3 +53,58 @@ class AdapterVersion(Base):
     base_model: Mapped[str] = mapped_column(String(200))
     """Name of the base model that the checkpoint was validated against."""
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    status: Mapped[str] = mapped_column(String(16), server_default="ready")
+    """`ready` can be called; `retired` finishes what runs; of a `deleted` one only the row is left,
+    which invoices name."""
+    retired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    is_pinned: Mapped[bool] = mapped_column(server_default=false())
+    """Kept in memory while its tenant's pins allow it."""
+    self_test: Mapped[str | None] = mapped_column(Text)
+    """JSON: what the self-test at registration compared and found; None if none ran."""
+    profile: Mapped[str | None] = mapped_column(Text)
+    """JSON: how requests on it are made, such as its chat template; None for the base's ways."""
+
+
+class AdapterAlias(Base):
+    """A name that moves between versions of one adapter, as `tenant/adapter:alias`."""
+
+    __tablename__ = "adapter_alias"
+    __table_args__ = (
+        UniqueConstraint("adapter_id", "name"),
+        CheckConstraint("canary_percent >= 1 AND canary_percent <= 100", name="canary_percent"),
+        CheckConstraint("(canary_percent IS NULL) = (canary_version_id IS NULL)", name="canary"),
+    )
+
+    id: Mapped[BigId] = mapped_column(primary_key=True)
+    adapter_id: Mapped[BigId] = mapped_column(ForeignKey("adapter.id"))
+    name: Mapped[str] = mapped_column(String(40))
+    version_id: Mapped[BigId] = mapped_column(ForeignKey("adapter_version.id"))
+    previous_version_id: Mapped[BigId | None] = mapped_column(ForeignKey("adapter_version.id"))
+    """What it meant before; a rollback goes there."""
+    canary_version_id: Mapped[BigId | None] = mapped_column(ForeignKey("adapter_version.id"))
+    canary_percent: Mapped[int | None]
+    """Of requests, those that run on the canary's version."""
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class AdapterUpload(Base):
+    """A checkpoint on its way to become a version, or the reasons why it became none."""
+
+    __tablename__ = "adapter_upload"
+    __table_args__ = (CheckConstraint(one_of("status", UPLOAD_STATUSES), name="status"),)
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    name: Mapped[str] = mapped_column(String(40))
+    """Of the adapter."""
+    status: Mapped[str] = mapped_column(String(16))
+    source: Mapped[str | None] = mapped_column(String(400))
+    """`source:path` of an import; None if the bytes were sent."""
+    files: Mapped[str] = mapped_column(Text)
+    """JSON: file name to its length in bytes, as announced."""
+    problems: Mapped[str | None] = mapped_column(Text)
+    """JSON: why it is rejected."""
+    version_id: Mapped[BigId | None] = mapped_column(ForeignKey("adapter_version.id"))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)

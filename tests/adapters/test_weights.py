@@ -107,9 +107,9 @@ def test_a_damaged_file_is_noticed(store, stored, name, damage):
         load_plain(store, digest)
 
 
-WIDER = BaseShapes(MappingProxyType({Q0: (3, 5), Q1: (3, 5)}), frozenset(), frozenset())
+WIDER = BaseShapes(MappingProxyType({Q0: (3, 5), Q1: (3, 5)}), MappingProxyType({}), frozenset())
 DEEPER = replace(build.base(), linears={**build.base().linears, Q1.replace("1", "2"): (3, 4)})
-OTHER = BaseShapes(MappingProxyType({}), frozenset(), frozenset())
+OTHER = BaseShapes(MappingProxyType({}), MappingProxyType({}), frozenset())
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,9 @@ def test_what_an_adapter_can_be_attached_to_is_told_by_the_model_not_by_its_file
     assert shapes.linears["transformer.h.2.mlp.c_proj"] == (64, 256)
     assert shapes.linears["lm_head"] == (320, 64)
     assert len(shapes.linears) == 3 * 4 + 1
-    assert shapes.embeddings == {"transformer.wte", "transformer.wpe"}
+    assert set(shapes.embeddings) == {"transformer.wte", "transformer.wpe"}
+    assert shapes.token_embedding == "transformer.wte"
+    assert shapes.biases["transformer.ln_f"] == 64
     assert shapes.heads == {"lm_head"}
 
 

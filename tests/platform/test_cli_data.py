@@ -296,7 +296,7 @@ def test_without_a_model_the_one_that_was_served_last_counts(
     acme: Shell, base: Path, tmp_path: Path
 ) -> None:
     linears = {"model.layers.0.self_attn.q_proj": (HIDDEN, HIDDEN)}
-    shapes = LinearShapes(linears=linears, embeddings=(), heads=())
+    shapes = LinearShapes(linears=linears, embeddings={}, heads=())
     write_record(acme.data_dir / "base.json", BaseRecord("served", base, shapes))
     checkpoint = make_checkpoint(tmp_path / "checkpoint", 0.5)
     (pushed,) = acme.rows("adapter", "push", "acme/support", checkpoint)

@@ -47,7 +47,7 @@ def model_info(**changes: object) -> ModelInfo:
         "device": "cpu",
         "shapes": LinearShapes(
             linears=dict(base().linears),
-            embeddings=tuple(base().embeddings),
+            embeddings=dict(base().embeddings),
             heads=tuple(base().heads),
         ),
     }

@@ -80,7 +80,7 @@ async def test_processes_that_migrate_at_once_wait_for_each_other(empty_database
     await asyncio.gather(*(migrate(database) for database in databases))
     async with databases[0].reader() as session:
         rows = await session.scalars(text("SELECT version_num FROM alembic_version"))
-        assert rows.all() == ["0003"]
+        assert rows.all() == ["0004"]
     await databases[0].close()
 
 

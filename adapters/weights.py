@@ -7,11 +7,13 @@ from types import MappingProxyType
 
 import torch
 
+from loraplex.adapters import fit
 from loraplex.adapters.base_shapes import BaseShapes
-from loraplex.adapters.checkpoint import TENSORS_FILE, pair_up, read_config, shape_problems
+from loraplex.adapters.checkpoint import TENSORS_FILE, read_config
+from loraplex.adapters.claims import Role, claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash
-from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
+from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, Problem, TensorFileInvalid
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
@@ -65,7 +67,7 @@ def load(
     directory = store.open(digest)
     config, problems = read_config(directory)
     if problems:
-        raise AdapterCorrupt(digest, "; ".join(problems))
+        raise AdapterCorrupt(digest, "; ".join(map(str, problems)))
     try:
         entries = read_entries(directory / TENSORS_FILE)
         found, tensors = _read(directory, config, entries)
@@ -73,19 +75,25 @@ def load(
         raise AdapterCorrupt(digest, str(error)) from error
     if found != digest:
         raise AdapterCorrupt(digest, f"its files have digest {found}")
-    pairs, problems = pair_up(entries)
-    assert not problems, "an adapter was stored without a check"
-    problems = shape_problems(config, pairs, base)
+    claims, problems = claim(entries, config, base)
+    problems += fit.problems(config, claims, base)
+    unserved = {role for roles in claims.values() for role in roles} - {Role.LORA_A, Role.LORA_B}
+    problems += [Problem(role.value, "", "is not served") for role in sorted(unserved, key=str)]
     if problems:
         raise AdapterMismatch(digest, tuple(problems))
     placed = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-    scale_of = scales(config, {module: pair.rank for module, pair in pairs.items()})
+    rank_of = {module: roles[Role.LORA_A].shape[0] for module, roles in claims.items()}
+    scale_of = scales(config, rank_of)
     return AdapterWeights(
         num_bytes=sum(tensor.nbytes for tensor in placed.values()),
         pairs=MappingProxyType(
             {
-                module: LoraPair(placed[pair.a.name], placed[pair.b.name], scale_of[module])
-                for module, pair in pairs.items()
+                module: LoraPair(
+                    placed[roles[Role.LORA_A].name],
+                    placed[roles[Role.LORA_B].name],
+                    scale_of[module],
+                )
+                for module, roles in claims.items()
             }
         ),
     )

@@ -1,7 +1,7 @@
 """A stored adapter as tensors, at its true rank."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from loraplex.adapters.checkpoint import TENSORS_FILE, read_config
 from loraplex.adapters.claims import Role, claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash
+from loraplex.adapters.effects import ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, Problem, TensorFileInvalid
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.targets import scales
@@ -38,11 +39,15 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """All pairs of one adapter on one device."""
+    """All that one adapter does, on one device."""
 
     num_bytes: int
     pairs: Mapping[str, LoraPair]
-    """By module path."""
+    """Low-rank updates of linear layers, by module path."""
+    effects: Mapping[str, ModuleEffect] = field(default_factory=lambda: MappingProxyType({}))
+    """What else it does, by module path."""
+    vocab_size: int | None = None
+    """Tokens that it has; None if they are those of the base model."""
     table: LoraTable | None = None
     """Where the pairs lie, for compiled kernels; by the model's own order of modules."""
 

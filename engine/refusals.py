@@ -53,7 +53,7 @@ def refuse_impossible(
     last_start = 0 if submit.adapter is None else len(submit.prompt) - 1
     if not 0 <= submit.adapter_start <= last_start:
         raise RequestRefused(
-            f"adapter_start is {submit.adapter_start}; the adapter of this request can begin to act "
+            f"adapter_start is {submit.adapter_start}; this request's adapter can begin to act "
             f"at 0 to {last_start}",
             "adapter_start",
         )

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from loraplex.adapters.host_copies import HostOrders
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cost_features import Row, Rows, StepFeatures
 from loraplex.engine.decode_rows import DecodeRows
@@ -25,6 +26,7 @@ class Draft:
         self.prefetches: list[AdapterKey] = []
         self.claims: list[AdapterKey] = []
         self.evictions: list[AdapterKey] = []
+        self.on_host = HostOrders()
         self.preempted: list[Preempted] = []
         self.copies_out: list[BlockCopy] = []
         self.copies_in: list[BlockCopy] = []
@@ -129,6 +131,8 @@ class Draft:
             copies_in=tuple(self.copies_in),
             prefetches=tuple(self.prefetches),
             claims=tuple(self.claims),
+            host_evictions=self.on_host.evictions,
+            host_keeps=self.on_host.keeps,
             decodes=self.decodes,
         )
 

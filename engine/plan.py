@@ -215,6 +215,10 @@ class StepPlan:
     """Adapters whose transfer starts although no request needs them yet."""
     claims: tuple[AdapterKey, ...] = ()
     """Adapters on their way as prefetches, which a request needs from this step on."""
+    host_evictions: tuple[AdapterKey, ...] = ()
+    """Adapters that the host's memory keeps no longer; before the loads start, too."""
+    host_keeps: tuple[AdapterKey, ...] = ()
+    """Of the loads and prefetches, those whose bytes the host's memory keeps once they were read."""
 
     @property
     def num_requests(self) -> int:

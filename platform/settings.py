@@ -80,6 +80,13 @@ class Settings(BaseSettings):
         ge=1,
         description="Memory of resident adapters. Default: sized from free memory at start.",
     )
+    host_adapter_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Host memory for adapters that were read and verified, so that those which the "
+        "device gave up come back without the store; in the dtype of their files. 0 keeps none. "
+        "Default: a tenth of the host's free memory.",
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     swap_memory_bytes: int | None = Field(
         None,

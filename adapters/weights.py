@@ -16,6 +16,7 @@ from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash
 from loraplex.adapters.effects import ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, Problem, TensorFileInvalid
+from loraplex.adapters.experts import ExpertPairs
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
@@ -48,6 +49,8 @@ class AdapterWeights:
     """Low-rank updates of linear layers, by module path."""
     effects: Mapping[str, ModuleEffect] = field(default_factory=lambda: MappingProxyType({}))
     """What else it does, by module path."""
+    parameters: Mapping[str, ExpertPairs] = field(default_factory=lambda: MappingProxyType({}))
+    """Updates of parameters, by their paths."""
     vocab_size: int | None = None
     """Tokens that it has; None if they are those of the base model."""
     table: LoraTable | None = None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.engine.experts import adopt_parameters
 from loraplex.engine.lora_linear import LoraBatch, LoraConv1D, LoraLinear
 
 
@@ -82,6 +83,7 @@ def adopt(network: nn.Module, shapes: BaseShapes, head_path: str) -> LoraBatch:
         _put(network, path, AdaptedEmbedding(base, path, batch))
     for path in shapes.biases.keys() - shapes.linears.keys():
         _adopt_norm(network.get_submodule(path), path, batch)
+    adopt_parameters(network, shapes.parameters, batch)
     return batch
 
 

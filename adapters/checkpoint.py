@@ -15,8 +15,9 @@ import numpy as np
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.config import MAX_CONFIG_BYTES, AdapterConfig, parse
-from loraplex.adapters.digest import AdapterHash
+from loraplex.adapters.digest import AdapterHash, with_profile
 from loraplex.adapters.errors import CheckpointInvalid, TensorFileInvalid
+from loraplex.adapters.profile import PROFILE_FILE
 from loraplex.adapters.targets import ranks, targeted
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 
@@ -87,7 +88,7 @@ def inspect(directory: Path, base: BaseShapes) -> Checkpoint:
 
 
 def compute_digest(directory: Path) -> str:
-    """Digest of a folder's files as they lie there now, without asking which base they fit.
+    """Digest of a version's files as they lie there now, without asking which base they fit.
 
     Raises:
         CheckpointInvalid: they cannot be read as an adapter.
@@ -97,7 +98,13 @@ def compute_digest(directory: Path) -> str:
     digest, unfit = _hash(directory, config, entries)
     if problems + found + unfit:
         raise CheckpointInvalid((*problems, *found, *unfit))
-    return digest
+    return with_profile(digest, read_profile(directory))
+
+
+def read_profile(directory: Path) -> bytes | None:
+    """What a stored version keeps of its profile, as it lies there."""
+    file = directory / PROFILE_FILE
+    return file.read_bytes() if file.is_file() else None
 
 
 def read_config(directory: Path) -> tuple[AdapterConfig, list[str]]:

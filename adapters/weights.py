@@ -8,11 +8,17 @@ from types import MappingProxyType
 import torch
 
 from loraplex.adapters.base_shapes import BaseShapes
-from loraplex.adapters.checkpoint import TENSORS_FILE, pair_up, read_config, shape_problems
+from loraplex.adapters.checkpoint import (
+    TENSORS_FILE,
+    pair_up,
+    read_config,
+    read_profile,
+    shape_problems,
+)
 from loraplex.adapters.config import AdapterConfig
-from loraplex.adapters.digest import AdapterHash
+from loraplex.adapters.digest import AdapterHash, with_profile
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
-from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.storage import Store
 from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 from loraplex.kernels.segments import LoraTable
@@ -46,7 +52,7 @@ class AdapterWeights:
 
 
 def load(
-    store: AdapterStore,
+    store: Store,
     digest: str,
     base: BaseShapes,
     *,
@@ -68,7 +74,8 @@ def load(
         raise AdapterCorrupt(digest, "; ".join(problems))
     try:
         entries = read_entries(directory / TENSORS_FILE)
-        found, tensors = _read(directory, config, entries)
+        weights_digest, tensors = _read(directory, config, entries)
+        found = with_profile(weights_digest, read_profile(directory))
     except (OSError, TensorFileInvalid) as error:
         raise AdapterCorrupt(digest, str(error)) from error
     if found != digest:

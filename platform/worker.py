@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from loraplex.adapters import weights
+from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import Residency
-from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine import memory
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
@@ -229,7 +229,7 @@ def compose_engine(
     scheduler = _scheduler(
         settings, model, config, residency, Tokenizer.from_buffer(tokenizer_json), costs
     )
-    store = AdapterStore(settings.adapters_dir)
+    store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
 
     def load(digest: str) -> AdapterWeights:
         return runner.locate(

@@ -27,7 +27,5 @@ class StoredAdapters:
     ) -> AdapterWeights:
         """See `weights.place`; made ready for the runner's kernels."""
         model = self.runner.model
-        placed = weights.place(
-            on_host, dtype=model.dtype, device=model.device, on_layer=on_layer
-        )
+        placed = weights.place(on_host, dtype=model.dtype, device=model.device, on_layer=on_layer)
         return self.runner.locate(placed)

@@ -1,19 +1,29 @@
 """The conservation laws of adapters in memory, under random interleavings of all that may happen."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from loraplex.adapters.demand import Demand
+from loraplex.adapters.eviction import LeastRecentlyUsed
 from loraplex.adapters.reservations import RESERVABLE_SHARE, Reservations
 from loraplex.adapters.residency import HostMemory, Residency, State
 from loraplex.adapters.spec import AdapterKey
 
-CAPACITY, HOST_CAPACITY = 24, 12
-SIZES = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8, "f": 13}
+CAPACITY, HOST_CAPACITY = 12, 12
+SIZES = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 7}
 KEYS = [AdapterKey(tenant, digest) for tenant in "xyz" for digest in SIZES]
 TENANTS = "xyz"
+
+
+class MostRecentFirst(LeastRecentlyUsed):
+    """Pushes out first what floors protect, unless it is kept from it."""
+
+    def order(self, candidates: Sequence[AdapterKey], demand: Demand) -> Sequence[AdapterKey]:
+        return candidates[::-1]
 
 
 class Machine(RuleBasedStateMachine):
@@ -22,7 +32,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         host = HostMemory(HOST_CAPACITY, lambda digest: 2 * SIZES[digest])
-        self.residency = Residency(CAPACITY, host=host)
+        self.residency = Residency(CAPACITY, MostRecentFirst(), host)
         self.claimed: dict[AdapterKey, bool] = {}
         """All that is on its way or there: whether a request has needed it."""
         self.loading: set[AdapterKey] = set()
@@ -80,10 +90,22 @@ class Machine(RuleBasedStateMachine):
             assert key in self.loading, "what nobody loads is to be kept"
             self.keeps.add(key)
 
-    @rule(key=st.sampled_from(KEYS), is_prefetch=st.booleans())
-    def load(self, key: AdapterKey, is_prefetch: bool) -> None:
-        if key in self.claimed:
-            return
+    @initialize(floor=st.integers(1, 6), cap=st.integers(4, 12))
+    def promise(self, floor: int, cap: int) -> None:
+        """So that each run has some."""
+        self.reserve([], {"x": floor}, {"y": cap}, 0)
+
+    @rule(
+        loads=st.lists(
+            st.tuples(st.sampled_from(KEYS), st.booleans(), st.booleans()), min_size=2, max_size=8
+        )
+    )
+    def load_some(self, loads: list[tuple[AdapterKey, bool, bool]]) -> None:
+        for key, is_prefetch, ends in loads:
+            if key not in self.claimed:
+                self.load(key, is_prefetch=is_prefetch, ends=ends)
+
+    def load(self, key: AdapterKey, *, is_prefetch: bool, ends: bool) -> None:
         rooms = {tenant: self.residency.loadable_bytes(tenant) for tenant in TENANTS}
         assert rooms == {tenant: self.expected_room(tenant) for tenant in TENANTS}
         size = SIZES[key.digest]
@@ -109,13 +131,17 @@ class Machine(RuleBasedStateMachine):
             others = [t for t in TENANTS if t not in caps]
             assert all(after[t] == rooms[t] for t in others), "a prefetch gave to loads"
         self.obey()
+        if ends and key in self.loading:
+            self.end(key, has_come=True)
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), succeeds=st.booleans())
     def end_load(self, data: st.DataObject, succeeds: bool) -> None:
-        key = data.draw(st.sampled_from(sorted(self.loading)))
+        self.end(data.draw(st.sampled_from(sorted(self.loading))), has_come=succeeds)
+
+    def end(self, key: AdapterKey, *, has_come: bool) -> None:
         self.loading.remove(key)
-        if succeeds:
+        if has_come:
             self.residency.finish_load(key)
             if key in self.keeps:
                 self.on_host.add(key)
@@ -175,8 +201,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         pinned=st.lists(st.sampled_from(KEYS), max_size=3, unique=True),
-        floors=st.dictionaries(st.sampled_from(TENANTS), st.integers(0, 12)),
-        caps=st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 24)),
+        floors=st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 6)),
+        caps=st.dictionaries(st.sampled_from(TENANTS), st.integers(2, 12)),
         age=st.integers(0, 2),
     )
     def reserve(
@@ -252,4 +278,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

@@ -2,23 +2,20 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
+from loraplex.adapters import fit
 from loraplex.adapters.base_shapes import BaseShapes
-from loraplex.adapters.checkpoint import (
-    TENSORS_FILE,
-    PairEntry,
-    pair_up,
-    read_config,
-    shape_problems,
-)
+from loraplex.adapters.checkpoint import TENSORS_FILE, read_config
+from loraplex.adapters.claims import Claims, Role, claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash
-from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
+from loraplex.adapters.effects import ModuleEffect
+from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, Problem, TensorFileInvalid
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
@@ -44,11 +41,15 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """All pairs of one adapter on one device."""
+    """All that one adapter does, on one device."""
 
     num_bytes: int
     pairs: Mapping[str, LoraPair]
-    """By module path."""
+    """Low-rank updates of linear layers, by module path."""
+    effects: Mapping[str, ModuleEffect] = field(default_factory=lambda: MappingProxyType({}))
+    """What else it does, by module path."""
+    vocab_size: int | None = None
+    """Tokens that it has; None if they are those of the base model."""
     table: LoraTable | None = None
     """Where the pairs lie, for compiled kernels; by the model's own order of modules."""
 
@@ -62,7 +63,7 @@ class VerifiedAdapter:
     """
 
     config: AdapterConfig
-    pairs: Mapping[str, PairEntry]
+    claims: Claims
     """By module path."""
     tensors: Mapping[str, torch.Tensor]
     """By name; pinned if the device is a GPU."""
@@ -101,7 +102,7 @@ def read(
     directory = store.open(digest)
     config, problems = read_config(directory)
     if problems:
-        raise AdapterCorrupt(digest, "; ".join(problems))
+        raise AdapterCorrupt(digest, "; ".join(map(str, problems)))
     try:
         entries = read_entries(directory / TENSORS_FILE)
         found, tensors = _read(directory, config, entries)
@@ -109,14 +110,15 @@ def read(
         raise AdapterCorrupt(digest, str(error)) from error
     if found != digest:
         raise AdapterCorrupt(digest, f"its files have digest {found}")
-    pairs, problems = pair_up(entries)
-    assert not problems, "an adapter was stored without a check"
-    problems = shape_problems(config, pairs, base)
+    claims, problems = claim(entries, config, base)
+    problems += fit.problems(config, claims, base)
+    unserved = {role for roles in claims.values() for role in roles} - {Role.LORA_A, Role.LORA_B}
+    problems += [Problem(role.value, "", "is not served") for role in sorted(unserved, key=str)]
     if problems:
         raise AdapterMismatch(digest, tuple(problems))
     if pins:
         tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-    return VerifiedAdapter(config, MappingProxyType(pairs), MappingProxyType(tensors))
+    return VerifiedAdapter(config, claims, MappingProxyType(tensors))
 
 
 def place(
@@ -135,14 +137,19 @@ def place(
             # A copy, on a CPU too: what one memory gives up must not be held by the other.
             placed[name] = adapter.tensors[name].to(device, dtype, copy=True)
         on_layer(num_done, len(layers))
-    pairs = adapter.pairs
-    scale_of = scales(adapter.config, {module: pair.rank for module, pair in pairs.items()})
+    claims = adapter.claims
+    rank_of = {module: roles[Role.LORA_A].shape[0] for module, roles in claims.items()}
+    scale_of = scales(adapter.config, rank_of)
     return AdapterWeights(
         num_bytes=sum(tensor.nbytes for tensor in placed.values()),
         pairs=MappingProxyType(
             {
-                module: LoraPair(placed[pair.a.name], placed[pair.b.name], scale_of[module])
-                for module, pair in pairs.items()
+                module: LoraPair(
+                    placed[roles[Role.LORA_A].name],
+                    placed[roles[Role.LORA_B].name],
+                    scale_of[module],
+                )
+                for module, roles in claims.items()
             }
         ),
     )

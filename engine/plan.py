@@ -197,7 +197,8 @@ class StepPlan:
 
     step: int
     prefills: tuple[Chunk, ...] = ()
-    """Chunks of prompts, and of what is recomputed after a preemption."""
+    """Chunks of prompts, and of what is recomputed after a preemption; two of one choice, one
+    behind the other, where its adapter begins to act between them."""
     loads: tuple[AdapterKey, ...] = ()
     """Adapters whose transfer starts in this step."""
     evictions: tuple[AdapterKey, ...] = ()
@@ -222,7 +223,7 @@ class StepPlan:
     @property
     def num_requests(self) -> int:
         """Choices of which something is computed; 0 if the step computes nothing."""
-        return len(self.decodes) + len(self.prefills)
+        return len(self.decodes) + len({chunk.request_id for chunk in self.prefills})
 
     @property
     def num_preempted(self) -> int:

@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from loraplex.adapters.errors import AdapterError
+from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
-from loraplex.adapters.storage import AdapterStore
 from loraplex.engine import memory
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
@@ -225,7 +225,8 @@ def compose_engine(
 ) -> EngineParts:
     """Put an engine together over a runner; its adapters are those of the data directory. Without
     `costs` it knows nothing of step times yet; `clock` is in seconds."""
-    mailbox, store = Mailbox(), AdapterStore(settings.adapters_dir)
+    mailbox = Mailbox()
+    store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
     # What a digest names never changes, so its header is read once.
     sizes_of = lru_cache(maxsize=_MAX_KNOWN_SIZES)(store.sizes)
 

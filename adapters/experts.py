@@ -19,12 +19,12 @@ class ExpertPairs:
     scale: float
 
     @classmethod
-    def of(cls, a: Tensor, b: Tensor, num_experts: int, scale: float) -> "ExpertPairs":
+    def of(cls, a: Tensor, b: Tensor, rank: int, scale: float) -> "ExpertPairs":
         """From what files hold: ``a [rank · experts, in]``, expert after expert, and
         ``b [out, rank · experts]``, in which the expert runs fastest."""
         return cls(
-            a.reshape(num_experts, -1, a.shape[1]),
-            b.reshape(b.shape[0], -1, num_experts).permute(2, 0, 1).contiguous(),
+            a.reshape(-1, rank, a.shape[1]),
+            b.reshape(b.shape[0], rank, -1).permute(2, 0, 1).contiguous(),
             scale,
         )
 

@@ -18,11 +18,12 @@ from loraplex.adapters.effects import ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, Problem, TensorFileInvalid
 from loraplex.adapters.experts import ExpertPairs
 from loraplex.adapters.storage import Store
-from loraplex.adapters.targets import scales
+from loraplex.adapters.targets import ranks, scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 from loraplex.kernels.segments import LoraTable
 
 _LAYER = re.compile(r"\.(\d{1,9})\.")
+_SERVED = {Role.LORA_A, Role.LORA_B, Role.PARAMETER_A, Role.PARAMETER_B}
 _DTYPES = MappingProxyType(
     {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16},
 )
@@ -114,7 +115,7 @@ def read(store: Store, digest: str, base: BaseShapes, *, pins: bool = False) -> 
         raise AdapterCorrupt(digest, f"its files have digest {found}")
     claims, problems = claim(entries, config, base)
     problems += fit.problems(config, claims, base)
-    unserved = {role for roles in claims.values() for role in roles} - {Role.LORA_A, Role.LORA_B}
+    unserved = {role for roles in claims.values() for role in roles} - _SERVED
     problems += [Problem(role.value, "", "is not served") for role in sorted(unserved, key=str)]
     if problems:
         raise AdapterMismatch(digest, tuple(problems))
@@ -140,18 +141,31 @@ def place(
             placed[name] = adapter.tensors[name].to(device, dtype, copy=True)
         on_layer(num_done, len(layers))
     claims = adapter.claims
-    rank_of = {module: roles[Role.LORA_A].shape[0] for module, roles in claims.items()}
+    pairs = [module for module, roles in claims.items() if Role.LORA_A in roles]
+    parameters = claims.keys() - {*pairs}
+    rank_of = ranks(adapter.config, claims)
     scale_of = scales(adapter.config, rank_of)
     return AdapterWeights(
         num_bytes=sum(tensor.nbytes for tensor in placed.values()),
         pairs=MappingProxyType(
             {
                 module: LoraPair(
-                    placed[roles[Role.LORA_A].name],
-                    placed[roles[Role.LORA_B].name],
+                    placed[claims[module][Role.LORA_A].name],
+                    placed[claims[module][Role.LORA_B].name],
                     scale_of[module],
                 )
-                for module, roles in claims.items()
+                for module in pairs
+            }
+        ),
+        parameters=MappingProxyType(
+            {
+                path: ExpertPairs.of(
+                    placed[claims[path][Role.PARAMETER_A].name],
+                    placed[claims[path][Role.PARAMETER_B].name],
+                    rank_of[path],
+                    scale_of[path],
+                )
+                for path in parameters
             }
         ),
     )

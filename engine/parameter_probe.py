@@ -1,6 +1,6 @@
 """Which modules with parameters of their own can compute each row of a batch with its adapter."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -50,11 +50,9 @@ class ParameterProbe:
         }
         return MappingProxyType(found)
 
-    def _recorder(self, path: str) -> Any:  # noqa: ANN401  torch has no name for it
-        def record(
-            _: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any
-        ) -> None:  # noqa: ANN401  whatever it returns
-            self._calls.setdefault(path, []).append((args, options, output))
+    def _recorder(self, path: str) -> Callable[..., None]:
+        def record(_: nn.Module, *call: object) -> None:
+            self._calls.setdefault(path, []).append(call)
 
         return record
 

@@ -1,9 +1,21 @@
-"""What an adapter does at one module beside the low-rank update of a linear layer."""
+"""What an adapter does at one module of the base model."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """Low-rank update of a linear layer: y += scale · B (A x)."""
+
+    a: Tensor
+    """[rank, in], contiguous."""
+    b: Tensor
+    """[out, rank], contiguous; for the compiled kernel of CPUs transposed in memory."""
+    scale: float
+    """Kept apart from B, so that B stays the bytes that were uploaded; applied in expand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +38,8 @@ class TokenRows:
     """[n] int64, rising."""
     rows: Tensor
     """[n, width], what those tokens have in place of the base's rows."""
+    bias: Tensor | None = None
+    """[n], added to what a head makes of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +66,7 @@ class ModuleEffect:
         if self.lookup is not None:
             parts += [self.lookup.a, self.lookup.b]
         if self.tokens is not None:
-            parts += [self.tokens.ids, self.tokens.rows]
+            parts += [self.tokens.ids, self.tokens.rows, self.tokens.bias]
         return [part for part in parts if part is not None]
 
 

@@ -7,12 +7,16 @@ from types import MappingProxyType
 
 import torch
 
+from loraplex.adapters import fit
+from loraplex.adapters.assembly import Assembly
 from loraplex.adapters.base_shapes import BaseShapes
-from loraplex.adapters.checkpoint import TENSORS_FILE, pair_up, read_config, shape_problems
+from loraplex.adapters.checkpoint import TENSORS_FILE, read_config
+from loraplex.adapters.claims import Claims, Role, claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash
-from loraplex.adapters.effects import ModuleEffect
+from loraplex.adapters.effects import BaseWeights, LoraPair, ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
+from loraplex.adapters.layout import AdapterLayout
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
@@ -21,18 +25,6 @@ from loraplex.kernels.segments import LoraTable
 _DTYPES = MappingProxyType(
     {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16},
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LoraPair:
-    """One module's update: y += scale · B (A x)."""
-
-    a: torch.Tensor
-    """[rank, in], contiguous."""
-    b: torch.Tensor
-    """[out, rank], contiguous; for the compiled kernel of CPUs transposed in memory."""
-    scale: float
-    """Kept apart from B, so that B stays the bytes that were uploaded; applied in expand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +46,25 @@ def load(
     store: AdapterStore,
     digest: str,
     base: BaseShapes,
+    base_weights: BaseWeights,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> AdapterWeights:
     """Read an adapter, verify that its bytes are those of the digest, and move it to the device.
 
-    It was checked when it was stored, but the base model may be another since, of the same name.
+    It was checked when it was stored, but the base model may be another since, of the same name;
+    and what it has of the base's weights is compared with them here for the first time.
 
     Raises:
         AdapterMissing: the store does not have it.
         AdapterCorrupt: its files are not what was stored.
-        AdapterMismatch: it does not fit ``base``.
+        AdapterMismatch: it does not fit ``base`` or ``base_weights``.
     """
     directory = store.open(digest)
     config, problems = read_config(directory)
     if problems:
-        raise AdapterCorrupt(digest, "; ".join(problems))
+        raise AdapterCorrupt(digest, "; ".join(map(str, problems)))
     try:
         entries = read_entries(directory / TENSORS_FILE)
         found, tensors = _read(directory, config, entries)
@@ -78,22 +72,33 @@ def load(
         raise AdapterCorrupt(digest, str(error)) from error
     if found != digest:
         raise AdapterCorrupt(digest, f"its files have digest {found}")
-    pairs, problems = pair_up(entries)
-    assert not problems, "an adapter was stored without a check"
-    problems = shape_problems(config, pairs, base)
+    claims, problems = claim(entries, config, base)
+    problems += fit.problems(config, claims, base)
     if problems:
         raise AdapterMismatch(digest, tuple(problems))
-    placed = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
-    scale_of = scales(config, {module: pair.rank for module, pair in pairs.items()})
-    return AdapterWeights(
-        num_bytes=sum(tensor.nbytes for tensor in placed.values()),
-        pairs=MappingProxyType(
-            {
-                module: LoraPair(placed[pair.a.name], placed[pair.b.name], scale_of[module])
-                for module, pair in pairs.items()
-            }
-        ),
+    layout = AdapterLayout.of(claims, config, base)
+    assembly = Assembly(
+        layout, tensors, scales(config, _ranks(claims)), base_weights, (dtype, torch.device(device))
     )
+    modules = assembly.modules()
+    if assembly.problems:
+        raise AdapterMismatch(digest, tuple(assembly.problems))
+    return AdapterWeights(
+        num_bytes=layout.num_bytes(dtype.itemsize),
+        pairs=MappingProxyType({p: m.pair for p, m in modules.items() if m.pair is not None}),
+        effects=MappingProxyType({p: m.effect for p, m in modules.items() if m.effect is not None}),
+        vocab_size=layout.vocab_size,
+    )
+
+
+def _ranks(claims: Claims) -> dict[str, int]:
+    sides = (Role.LORA_A, Role.EMBEDDING_A)
+    return {
+        path: roles[side].shape[0]
+        for path, roles in claims.items()
+        for side in sides
+        if side in roles
+    }
 
 
 def _read(

@@ -233,7 +233,14 @@ def compose_engine(
 
     def load(digest: str) -> AdapterWeights:
         return runner.locate(
-            weights.load(store, digest, model.shapes, dtype=model.dtype, device=model.config.device)
+            weights.load(
+                store,
+                digest,
+                model.shapes,
+                model.weights,
+                dtype=model.dtype,
+                device=model.config.device,
+            )
         )
 
     transfers = Transfers(load, mailbox.wake)

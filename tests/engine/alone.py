@@ -9,11 +9,11 @@ from tests.engine.packed_greedy import Request
 from torch import Tensor, nn
 
 from loraplex.adapters import weights
-from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.model import LoadedModel
 
 NUM_TOKENS = 5
 MIN_MARGIN = 1e-4  # between the two largest logits: below it float32 may choose either
@@ -71,17 +71,19 @@ def relative_error(request: Request, alone: Alone) -> float:
 
 
 def load_adapters(
-    base: BaseShapes,
-    adapter_folders: Mapping[str, Path],
-    store: AdapterStore,
-    device: str = "cpu",
+    model: LoadedModel, adapter_folders: Mapping[str, Path], store: AdapterStore
 ) -> dict[AdapterKey, AdapterWeights]:
     """Through validation and the store, as an upload goes; keyed by the adapter's name."""
     loaded = {}
     for name, folder in adapter_folders.items():
-        checkpoint = inspect(folder, base)
+        checkpoint = inspect(folder, model.shapes)
         store.put(checkpoint)
         loaded[AdapterKey("tenant", name)] = weights.load(
-            store, checkpoint.digest, base, dtype=torch.float32, device=device
+            store,
+            checkpoint.digest,
+            model.shapes,
+            model.weights,
+            dtype=model.dtype,
+            device=model.device,
         )
     return loaded

@@ -1,28 +1,28 @@
 """Makes of a checkpoint's tensors what the engine computes with, module by module."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from loraplex.adapters.claims import Role
 from loraplex.adapters.dora import gain_of_embedding, gain_of_linear
-from loraplex.adapters.effects import BaseWeights, LoraPair, Lookup, ModuleEffect, TokenRows
+from loraplex.adapters.effects import (
+    Assembled,
+    BaseWeights,
+    Lookup,
+    LoraPair,
+    ModuleEffect,
+    TokenRows,
+)
 from loraplex.adapters.errors import Problem
 from loraplex.adapters.layout import AdapterLayout, ModuleLayout
 
-class Assembled(NamedTuple):
-    """What an adapter does at one module."""
-
-    pair: LoraPair | None
-    effect: ModuleEffect | None
-
 
 class Assembly:
-    """One adapter that is put together beside its base model.
+    """One adapter that is put together beside its base model, in the host's memory.
 
-    Vectors are float32 and tokens' ids int64; all else is in the dtype that is served.
+    Vectors are float32 and tokens' ids int64; weights stay as they are stored.
     """
 
     def __init__(
@@ -31,15 +31,12 @@ class Assembly:
         tensors: Mapping[str, Tensor],
         scales: Mapping[str, float],
         base: BaseWeights,
-        placement: tuple[torch.dtype, torch.device],
     ) -> None:
-        """``tensors`` by name, as they are stored; ``scales`` by path of those with an update;
-        ``placement`` is the dtype that is served, and where."""
+        """``tensors`` by name, as they are stored; ``scales`` by path of those with an update."""
         self._layout = layout
         self._tensors = tensors
         self._scales = scales
         self._base = base
-        self._dtype, self._device = placement
         self._tokens: dict[tuple[object, ...], TokenRows] = {}
         self.problems: list[Problem] = []
         """Why it does not fit the base; it is whole only if there are none."""
@@ -48,8 +45,10 @@ class Assembly:
     def modules(self) -> dict[str, Assembled]:
         """All that it does, by path."""
         found = {}
+        self._check_tied()
         for path, module in self._layout.modules.items():
             self._compare(path, module)
+            self._check_saved(path, module)
             if not self.problems:
                 found[path] = self._module(path, module)
         return found
@@ -57,8 +56,8 @@ class Assembly:
     def _module(self, path: str, module: ModuleLayout) -> Assembled:
         gain = self._gain(path, module)
         effect = ModuleEffect(
-            weight=self._placed(module, Role.SAVED_WEIGHT),
-            bias=self._placed(module, Role.SAVED_BIAS),
+            weight=self._saved_weight(path, module),
+            bias=self._stored(module, Role.SAVED_BIAS),
             lookup=self._lookup(path, module),
             gain=None if gain is None else self._vector(gain, module),
             offset=self._offset(path, module, gain),
@@ -72,8 +71,8 @@ class Assembly:
         entry = module.roles.get(Role.BASE_WEIGHT)
         if entry is None:
             return
-        copy, own = self._tensors[entry.name].to(self._device), self._base.weight(path)
-        copy = copy[: len(own)]
+        own = self._base.weight(path)
+        copy = self._tensors[entry.name][: len(own)].to(own.device)
         if torch.equal(copy.to(own.dtype), own) or torch.equal(copy, own.to(copy.dtype)):
             return
         different = int((copy.to(own.dtype) != own).any(dim=1).sum())
@@ -86,15 +85,48 @@ class Assembly:
             )
         )
 
+    def _check_tied(self) -> None:
+        """Note where a file has two values for what is one to PEFT, which would take the last."""
+        if self._layout.tied is None:
+            return
+        embedding, head = (self._layout.modules[path] for path in self._layout.tied)
+        twins = (
+            (Role.EMBEDDING_A, Role.LORA_B, True),
+            (Role.EMBEDDING_B, Role.LORA_A, True),
+            (Role.SAVED_WEIGHT, Role.SAVED_WEIGHT, False),
+        )
+        for of_embedding, of_head, is_transposed in twins:
+            one, other = self._stored(embedding, of_embedding), self._stored(head, of_head)
+            if one is None or other is None:
+                continue
+            if not torch.equal(one.T if is_transposed else one, other):
+                entry = head.roles[of_head]
+                reason = f"differs from {embedding.roles[of_embedding].name}, to which it is tied"
+                self.problems.append(Problem(entry.name, "", reason))
+
+    def _check_saved(self, path: str, module: ModuleLayout) -> None:
+        """Note a saved weight that lies the other way round than the base's."""
+        weight = self._saved_weight(path, module)
+        if weight is not None and weight.shape[1] != module.num_inputs:
+            entry = module.roles[Role.SAVED_WEIGHT]
+            reason = "the base model keeps this weight the other way round"
+            self.problems.append(Problem(entry.name, str(entry.shape), reason))
+
+    def _saved_weight(self, path: str, module: ModuleLayout) -> Tensor | None:
+        weight = self._stored(module, Role.SAVED_WEIGHT)
+        if weight is None or not self._base.is_transposed(path):
+            return weight
+        return weight.T.contiguous()
+
     def _pair(self, path: str, module: ModuleLayout) -> LoraPair | None:
-        a, b = self._placed(module, Role.LORA_A), self._placed(module, Role.LORA_B)
+        a, b = self._stored(module, Role.LORA_A), self._stored(module, Role.LORA_B)
         if a is None or b is None:
             return None
         b = b if len(b) == module.num_outputs else b[: module.num_outputs].clone()
         return LoraPair(a, b, self._scales[path])
 
     def _lookup(self, path: str, module: ModuleLayout) -> Lookup | None:
-        a, b = self._placed(module, Role.EMBEDDING_A), self._placed(module, Role.EMBEDDING_B)
+        a, b = self._stored(module, Role.EMBEDDING_A), self._stored(module, Role.EMBEDDING_B)
         if a is None or b is None:
             return None
         return Lookup(a.T.contiguous(), b, self._scales[path])
@@ -126,7 +158,7 @@ class Assembly:
         wanted = own if trained is None else trained.float()
         if Role.TOKEN_ROWS in module.roles:
             wanted = torch.zeros(module.num_outputs)
-        kept = own if gain is None else own * self._vector(gain, module).cpu()
+        kept = own if gain is None else own * self._vector(gain, module)
         offset = wanted[: module.num_outputs] - kept
         update = self._update_bias(path, module)
         return self._vector(offset if update is None else offset + update[: len(offset)], module)
@@ -142,8 +174,8 @@ class Assembly:
             rows = self._trained_rows(module) | self._added_rows(path, module, gain)
             ids = sorted(rows)
             self._tokens[module.tokens_key] = TokenRows(
-                torch.tensor(ids, device=self._device),
-                torch.stack([rows[token_id] for token_id in ids]).to(self._device, self._dtype),
+                torch.tensor(ids),
+                torch.stack([rows[token_id] for token_id in ids]),
                 self._tokens_bias(path, module) if module.have_tokens_bias else None,
             )
         return self._tokens[module.tokens_key]
@@ -178,17 +210,13 @@ class Assembly:
         parts = [self._stored(module, Role.BASE_BIAS), self._update_bias(path, module)]
         total = sum(part.float() for part in parts if part is not None)
         assert isinstance(total, Tensor), "a bias without parts"
-        return total[list(module.tokens.added)].to(self._device, self._dtype)
+        return total[list(module.tokens.added)]
 
     def _stored(self, module: ModuleLayout, role: Role) -> Tensor | None:
         """On the host, as it was uploaded."""
         entry = module.roles.get(role)
         return None if entry is None else self._tensors[entry.name]
 
-    def _placed(self, module: ModuleLayout, role: Role) -> Tensor | None:
-        stored = self._stored(module, role)
-        return None if stored is None else stored.to(self._device, self._dtype)
-
     def _vector(self, values: Tensor, module: ModuleLayout) -> Tensor:
         """Without what belongs to tokens that were added."""
-        return values[: module.num_outputs].to(self._device, torch.float32, copy=True)
+        return values[: module.num_outputs].to("cpu", torch.float32, copy=True)

@@ -1,8 +1,9 @@
 """DoRA's norms (https://arxiv.org/abs/2402.09353), of which the weights of a base are a part.
 
 DoRA learns a magnitude m of each output o, so that the weight of a layer becomes
-m[o] · (W + s·BA)[o] / ‖(W + s·BA)[o]‖. With g = m / ‖W + s·BA‖ that is g times what plain LoRA makes
-of the input. The norm never changes at inference, so it is taken once, when the adapter is loaded.
+m[o] · (W + s·BA)[o] / ‖(W + s·BA)[o]‖. With g = m / ‖W + s·BA‖ that is g times what plain LoRA
+makes of the input. The norm never changes at inference, so it is taken once, when the adapter is
+loaded.
 """
 
 import torch
@@ -11,9 +12,7 @@ from torch import Tensor
 _BLOCK_ROWS = 4096
 
 
-def gain_of_linear(
-    magnitude: Tensor, weight: Tensor, a: Tensor, b: Tensor, scale: float
-) -> Tensor:
+def gain_of_linear(magnitude: Tensor, weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     """Return ``m / ‖W + s·BA‖`` by output, ``[out]`` float32.
 
     Sums run in float32, as PEFT's do for adapters in float32, over blocks of rows: there is never a
@@ -27,10 +26,10 @@ def gain_of_linear(
         b: ``[out, rank]``.
         scale: s.
     """
-    a = a.to(weight.device, torch.float32)
+    a, b = a.to(weight.device, torch.float32), b.to(weight.device, torch.float32)
     norms = [
-        (rows.float() + scale * (b_rows.to(weight.device, torch.float32) @ a)).norm(dim=1)
-        for rows, b_rows in zip(weight.split(_BLOCK_ROWS), b.split(_BLOCK_ROWS), strict=True)
+        torch.linalg.vector_norm(rows.float() + scale * (b_rows @ a), dim=1)
+        for rows, b_rows in zip(_blocks(weight), _blocks(b), strict=True)
     ]
     return magnitude.to(weight.device, torch.float32) / torch.cat(norms)
 
@@ -47,10 +46,12 @@ def gain_of_embedding(
         b: ``[width, rank]``.
         scale: s.
     """
-    b = b.to(weight.device, torch.float32)
+    a, b = a.to(weight.device, torch.float32), b.to(weight.device, torch.float32)
     squares = torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
-    columns = a.T.split(_BLOCK_ROWS)
-    for rows, a_rows in zip(weight.split(_BLOCK_ROWS), columns, strict=True):
-        merged = rows.float() + scale * (a_rows.to(weight.device, torch.float32) @ b.T)
-        squares += merged.double().square().sum(dim=0)
+    for rows, a_rows in zip(_blocks(weight), _blocks(a.T), strict=True):
+        squares += (rows.float() + scale * (a_rows @ b.T)).double().square().sum(dim=0)
     return magnitude.to(weight.device, torch.float32) / squares.sqrt().float()
+
+
+def _blocks(matrix: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(matrix, _BLOCK_ROWS)

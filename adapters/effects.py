@@ -1,9 +1,12 @@
 """What an adapter does at one module of the base model."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
+
+Copy = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,40 @@ class ModuleEffect:
         return [part for part in parts if part is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """All that an adapter does at one module."""
+
+    pair: LoraPair | None
+    effect: ModuleEffect | None
+
+    def copied(self, weight: Copy, exact: Copy) -> "Assembled":
+        """Return the same made of other tensors: ``exact`` is for those whose dtype is not that of
+        the weights."""
+        pair, effect = self.pair, self.effect
+        return Assembled(
+            pair and replace(pair, a=weight(pair.a), b=weight(pair.b)),
+            effect and _copied(effect, weight, exact),
+        )
+
+
+def _copied(effect: ModuleEffect, weight: Copy, exact: Copy) -> ModuleEffect:
+    lookup, tokens = effect.lookup, effect.tokens
+    return ModuleEffect(
+        weight=_optional(weight, effect.weight),
+        bias=_optional(weight, effect.bias),
+        lookup=lookup and replace(lookup, a=weight(lookup.a), b=weight(lookup.b)),
+        gain=_optional(exact, effect.gain),
+        offset=_optional(exact, effect.offset),
+        tokens=tokens
+        and TokenRows(exact(tokens.ids), weight(tokens.rows), _optional(weight, tokens.bias)),
+    )
+
+
+def _optional(copy: Copy, tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else copy(tensor)
+
+
 class BaseWeights(Protocol):
     """Weights of the base model, as it serves them."""
 
@@ -82,4 +119,8 @@ class BaseWeights(Protocol):
 
     def bias(self, path: str) -> Tensor | None:
         """What a module adds to its output last, ``[out]``."""
+        ...
+
+    def is_transposed(self, path: str) -> bool:
+        """True for a linear layer that keeps, and saves, its weight as ``[in, out]``."""
         ...

@@ -3,7 +3,7 @@
 Without torch: what an adapter takes must be known before it is loaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -14,11 +14,10 @@ from loraplex.adapters.fit import vocabulary
 from loraplex.adapters.targets import head_with_rows_of_embedding, token_rows
 from loraplex.adapters.tensor_file import TensorEntry
 
-VECTOR_BYTES = 4
-"""Of each number of gains and offsets, which are float32 whatever is served."""
+_VECTOR_BYTES = 4  # gains and offsets are float32 whatever is served
 _ID_BYTES = 8
-_AS_STORED = (
-    *(Role.LORA_A, Role.EMBEDDING_A, Role.EMBEDDING_B),
+_WEIGHTS = (
+    *(Role.LORA_A, Role.LORA_B, Role.EMBEDDING_A, Role.EMBEDDING_B),
     *(Role.SAVED_WEIGHT, Role.SAVED_BIAS, Role.PARAMETER_A, Role.PARAMETER_B),
 )
 _OFFSETS = frozenset({Role.LORA_B_BIAS, Role.BASE_BIAS})
@@ -47,6 +46,8 @@ class ModuleLayout:
     num_outputs: int
     """Of the base's module: out features, or width of an embedding. What a head has beyond them are
     tokens."""
+    num_inputs: int
+    """Of a linear layer: in features; of an embedding its width too."""
     tokens: TokenSources
     has_gain: bool
     has_offset: bool
@@ -55,6 +56,25 @@ class ModuleLayout:
     def is_updated(self) -> bool:
         """True if there is a low-rank update."""
         return Role.LORA_A in self.roles or Role.EMBEDDING_A in self.roles
+
+    def num_bytes(self, bytes_of: Callable[[TensorEntry], int]) -> int:
+        """Bytes without rows of tokens; ``bytes_of`` tells those of each number of a weight."""
+        found = [(role, self.roles[role]) for role in _WEIGHTS if role in self.roles]
+        total = 0
+        for role, entry in found:
+            elements = entry.num_elements
+            if role is Role.LORA_B:
+                elements = entry.shape[1] * self.num_outputs
+            total += elements * bytes_of(entry)
+        return total + (self.has_gain + self.has_offset) * self.num_outputs * _VECTOR_BYTES
+
+    def tokens_bytes(self, bytes_per_element: int) -> int:
+        """Bytes of rows of tokens, which are float32 in the host's memory."""
+        source = self.roles.get(Role.TOKEN_ROWS) or self.roles.get(Role.BASE_WEIGHT)
+        if source is None:
+            return 0
+        per_token = (source.shape[1] + self.have_tokens_bias) * bytes_per_element + _ID_BYTES
+        return self.tokens.num_tokens * per_token
 
     @property
     def have_tokens_bias(self) -> bool:
@@ -77,6 +97,8 @@ class AdapterLayout:
     modules: Mapping[str, ModuleLayout]
     vocab_size: int | None
     """Tokens that it has; None if they are those of the base model."""
+    tied: tuple[str, str] | None
+    """Embedding and head whose updates, or saved weights, are one to PEFT."""
 
     @classmethod
     def of(cls, claims: Claims, config: AdapterConfig, base: BaseShapes) -> "AdapterLayout":
@@ -89,26 +111,30 @@ class AdapterLayout:
             path: _layout(path, roles, token_ids.get(path, ()), base)
             for path, roles in claims.items()
         }
-        return cls(MappingProxyType(modules), vocab_size)
+        tied = _tied(claims, base) if config.ensure_weight_tying else None
+        return cls(MappingProxyType(modules), vocab_size, tied)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of all tensors in the host's memory, where weights stay as they are stored."""
+        return self._sum(lambda entry: entry.num_bytes // max(entry.num_elements, 1), 4)
 
     def num_bytes(self, bytes_per_element: int) -> int:
-        """Bytes of all tensors, once they are in a dtype of so many bytes."""
-        total = 0
-        tokens: dict[tuple[object, ...], int] = {}
-        for module in self.modules.values():
-            total += sum(
-                module.roles[role].num_elements * bytes_per_element
-                for role in _AS_STORED
-                if role in module.roles
-            )
-            rank = module.roles[Role.LORA_B].shape[1] if Role.LORA_B in module.roles else 0
-            total += rank * module.num_outputs * bytes_per_element
-            total += (module.has_gain + module.has_offset) * module.num_outputs * VECTOR_BYTES
-            if module.tokens.num_tokens:
-                numbers = _width(module) + module.have_tokens_bias
-                per_token = numbers * bytes_per_element + _ID_BYTES
-                tokens[module.tokens_key] = module.tokens.num_tokens * per_token
-        return total + sum(tokens.values())
+        """Bytes of all tensors, once weights are in a dtype of so many bytes."""
+        return self._sum(lambda _: bytes_per_element, bytes_per_element)
+
+    def _sum(self, bytes_of: Callable[[TensorEntry], int], of_tokens: int) -> int:
+        # Modules whose rows of tokens are the same share them.
+        tokens = {m.tokens_key: m.tokens_bytes(of_tokens) for m in self.modules.values()}
+        return sum(m.num_bytes(bytes_of) for m in self.modules.values()) + sum(tokens.values())
+
+
+def _tied(claims: Claims, base: BaseShapes) -> tuple[str, str] | None:
+    embedding = base.token_embedding
+    heads = [head for head in base.heads if head in claims]
+    if not base.is_tied or embedding not in claims or not heads:
+        return None
+    return embedding, heads[0]
 
 
 def _with_rows_of_tied_head(claims: Claims, base: BaseShapes) -> Claims:
@@ -131,18 +157,15 @@ def _token_ids(config: AdapterConfig, base: BaseShapes) -> dict[str, tuple[int, 
 def _layout(
     path: str, roles: Mapping[Role, TensorEntry], token_ids: tuple[int, ...], base: BaseShapes
 ) -> ModuleLayout:
-    is_embedding = path in base.embeddings
     shape = base.embeddings.get(path) or base.linears.get(path)
-    tokens = TokenSources()
-    if shape is not None:
-        tokens = _sources(roles, token_ids, shape[0])
     has_gain = Role.MAGNITUDE in roles
     # PEFT computes a head with rows of single tokens without its bias.
-    loses_bias = has_gain or (Role.TOKEN_ROWS in roles and not is_embedding)
+    loses_bias = has_gain or (Role.TOKEN_ROWS in roles and path in base.linears)
     return ModuleLayout(
         roles=roles,
         num_outputs=_num_outputs(path, base),
-        tokens=tokens,
+        num_inputs=0 if shape is None else shape[1],
+        tokens=TokenSources() if shape is None else _sources(roles, token_ids, shape[0]),
         has_gain=has_gain,
         has_offset=bool(_OFFSETS & roles.keys()) or (loses_bias and path in base.biases),
     )
@@ -151,9 +174,7 @@ def _layout(
 def _num_outputs(path: str, base: BaseShapes) -> int:
     if path in base.embeddings:
         return base.embeddings[path][1]
-    if path in base.linears:
-        return base.linears[path][0]
-    return base.biases.get(path, 0)
+    return base.linears[path][0] if path in base.linears else base.biases.get(path, 0)
 
 
 def _sources(
@@ -168,8 +189,3 @@ def _sources(
         tuple(sorted(trained.items())),
         tuple(token_id for token_id in added if token_id not in trained),
     )
-
-
-def _width(module: ModuleLayout) -> int:
-    source = module.roles.get(Role.TOKEN_ROWS) or module.roles[Role.BASE_WEIGHT]
-    return source.shape[1]

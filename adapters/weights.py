@@ -1,6 +1,7 @@
 """A stored adapter as tensors, at its true rank."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from loraplex.adapters.checkpoint import TENSORS_FILE, read_config
 from loraplex.adapters.claims import Claims, Role, claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash
-from loraplex.adapters.effects import BaseWeights, LoraPair, ModuleEffect
+from loraplex.adapters.effects import Assembled, BaseWeights, Copy, LoraPair, ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
 from loraplex.adapters.layout import AdapterLayout
 from loraplex.adapters.storage import AdapterStore
@@ -22,6 +23,7 @@ from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 from loraplex.kernels.segments import LoraTable
 
+_LAYER = re.compile(r"\.(\d{1,9})\.")
 _DTYPES = MappingProxyType(
     {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16},
 )
@@ -42,6 +44,25 @@ class AdapterWeights:
     """Where the pairs lie, for compiled kernels; by the model's own order of modules."""
 
 
+@dataclass(frozen=True, slots=True)
+class VerifiedAdapter:
+    """An adapter in the host's memory: what was read is what was verified.
+
+    Weights are in the dtype of the files, since a copy to the device is made in any case and can
+    convert as it copies: so 16-bit adapters under a model in float32 take half of what they do
+    there.
+    """
+
+    layout: AdapterLayout
+    modules: Mapping[str, Assembled]
+    """What it does, by module path; pinned if the device is a GPU."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes."""
+        return self.layout.host_bytes
+
+
 def load(
     store: AdapterStore,
     digest: str,
@@ -51,7 +72,20 @@ def load(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> AdapterWeights:
-    """Read an adapter, verify that its bytes are those of the digest, and move it to the device.
+    """`read`, then `place`."""
+    return place(read(store, digest, base, base_weights), dtype=dtype, device=device)
+
+
+def read(
+    store: AdapterStore,
+    digest: str,
+    base: BaseShapes,
+    base_weights: BaseWeights,
+    *,
+    pins: bool = False,
+) -> VerifiedAdapter:
+    """Read an adapter, and verify that its bytes are those of the digest. `pins` puts it in memory
+    that a GPU can read beside what the host does.
 
     It was checked when it was stored, but the base model may be another since, of the same name;
     and what it has of the base's weights is compared with them here for the first time.
@@ -77,28 +111,75 @@ def load(
     if problems:
         raise AdapterMismatch(digest, tuple(problems))
     layout = AdapterLayout.of(claims, config, base)
-    assembly = Assembly(
-        layout, tensors, scales(config, _ranks(claims)), base_weights, (dtype, torch.device(device))
-    )
+    assembly = Assembly(layout, tensors, _scales(claims, config), base_weights)
     modules = assembly.modules()
     if assembly.problems:
         raise AdapterMismatch(digest, tuple(assembly.problems))
+    if pins:
+        pin = _Once(torch.Tensor.pin_memory)
+        modules = {path: module.copied(pin, pin) for path, module in modules.items()}
+    return VerifiedAdapter(layout, MappingProxyType(modules))
+
+
+def place(
+    adapter: VerifiedAdapter,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    on_layer: Callable[[int, int], None] = lambda _done, _all: None,
+) -> AdapterWeights:
+    """Copy an adapter to the device, layer by layer, into memory of its own. ``on_layer`` is told
+    how many layers are there, and of how many."""
+
+    # Copies, on a CPU too: what one memory gives up must not be held by the other.
+    weight = _Once(lambda tensor: tensor.to(device, dtype, copy=True))
+    exact = _Once(lambda tensor: tensor.to(device, copy=True))
+    layers = _by_layer(adapter.modules)
+    placed: dict[str, Assembled] = {}
+    for num_done, paths in enumerate(layers, 1):
+        for path in paths:
+            placed[path] = adapter.modules[path].copied(weight, exact)
+        on_layer(num_done, len(layers))
     return AdapterWeights(
-        num_bytes=layout.num_bytes(dtype.itemsize),
-        pairs=MappingProxyType({p: m.pair for p, m in modules.items() if m.pair is not None}),
-        effects=MappingProxyType({p: m.effect for p, m in modules.items() if m.effect is not None}),
-        vocab_size=layout.vocab_size,
+        num_bytes=adapter.layout.num_bytes(dtype.itemsize),
+        pairs=MappingProxyType({p: m.pair for p, m in placed.items() if m.pair is not None}),
+        effects=MappingProxyType({p: m.effect for p, m in placed.items() if m.effect is not None}),
+        vocab_size=adapter.layout.vocab_size,
     )
 
 
-def _ranks(claims: Claims) -> dict[str, int]:
+class _Once:
+    """Copies each tensor once, although modules share some."""
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+        self._copies: dict[int, torch.Tensor] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self._copies:
+            self._copies[id(tensor)] = self._copy(tensor)
+        return self._copies[id(tensor)]
+
+
+def _scales(claims: Claims, config: AdapterConfig) -> dict[str, float]:
     sides = (Role.LORA_A, Role.EMBEDDING_A)
-    return {
+    rank_of = {
         path: roles[side].shape[0]
         for path, roles in claims.items()
         for side in sides
         if side in roles
     }
+    return scales(config, rank_of)
+
+
+def _by_layer(paths: Iterable[str]) -> list[list[str]]:
+    """Paths of modules by the first number in them, which is the layer's; those without one come
+    first, with the first layer."""
+    layers: dict[int, list[str]] = {}
+    for path in paths:
+        number = _LAYER.search(path)
+        layers.setdefault(int(number[1]) if number else 0, []).append(path)
+    return [layers[number] for number in sorted(layers)]
 
 
 def _read(

@@ -77,6 +77,10 @@ class AdoptedWeights:
         assert bias is None or isinstance(bias, Tensor), f"{path} has no bias"
         return bias
 
+    def is_transposed(self, path: str) -> bool:
+        """See `BaseWeights.is_transposed`."""
+        return isinstance(self.network.get_submodule(path), LoraConv1D)
+
 
 def adopt(network: nn.Module, shapes: BaseShapes, head_path: str) -> LoraBatch:
     """Make all that ``shapes`` lists compute each row with its adapter."""

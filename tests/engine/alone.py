@@ -46,12 +46,13 @@ def generate_alone(model: nn.Module, prompt: tuple[int, ...]) -> Alone:
     return Alone(prompt, tokens, torch.stack(logits))
 
 
-def alone_with_margin(model: nn.Module, length: int) -> Alone:
-    """The first random prompt of this length whose continuation rounding cannot change."""
+def alone_with_margin(model: nn.Module, length: int, last: tuple[int, ...] = ()) -> Alone:
+    """The first random prompt of this length whose continuation rounding cannot change; ``last``
+    comes after it."""
     generator = torch.Generator().manual_seed(length)
     while True:
         prompt = tuple(torch.randint(2, 320, (length,), generator=generator).tolist())
-        alone = generate_alone(model, prompt)
+        alone = generate_alone(model, (*prompt, *last))
         if alone.margin > MIN_MARGIN:
             return alone
 

@@ -1,7 +1,7 @@
 """Adapters that do each thing that PEFT's LoRA can do, on models where it shows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -9,7 +9,6 @@ from tests import tiny_models
 from tests.engine.architectures import ARCHITECTURES
 from transformers import Gemma3TextConfig
 
-from loraplex.adapters.effects import ModuleEffect
 from loraplex.adapters.weights import AdapterWeights
 
 NUM_TOKENS = 320
@@ -18,8 +17,9 @@ MODELS = MappingProxyType(
         "untied": tiny_models.llama_config(attention_bias=True, mlp_bias=True),
         "tied": tiny_models.qwen3_config(),
         "gpt2": ARCHITECTURES["GPT-2"].config,
-        "scaled": Gemma3TextConfig(**{
-            **ARCHITECTURES["Gemma 3 (text)"].config.to_dict(), "initializer_range": 0.1}),
+        "scaled": Gemma3TextConfig(
+            **{**ARCHITECTURES["Gemma 3 (text)"].config.to_dict(), "initializer_range": 0.1}
+        ),
         "capped": ARCHITECTURES["Gemma 2"].config,
     }
 )
@@ -53,8 +53,9 @@ class Case:
         return replace(weights, pairs=kept, effects=effects, table=None)
 
 
-def _case(model: str, overlooked: str, at: str = "", num_tokens: int | None = None,
-          **config: Any) -> Case:
+def _case(
+    model: str, overlooked: str, at: str = "", num_tokens: int | None = None, **config: Any
+) -> Case:
     targets = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "down_proj"]}
     return Case(model, targets | config, tuple(overlooked.split()), at, num_tokens)
 
@@ -115,9 +116,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
         "modules_to_save scaled embed_tokens": _case(
             "scaled", "weight", modules_to_save=["embed_tokens"]
         ),
-        "modules_to_save wpe": _case(
-            "gpt2", "weight", modules_to_save=["wpe"], **_GPT2
-        ),
+        "modules_to_save wpe": _case("gpt2", "weight", modules_to_save=["wpe"], **_GPT2),
         "ensure_weight_tying with modules_to_save": _case(
             "tied", "weight", "lm_head", modules_to_save=["embed_tokens"], ensure_weight_tying=True
         ),
@@ -156,9 +155,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
             "tied",
             "tokens",
             "lm_head",
-            trainable_token_indices={
-                "embed_tokens": [*range(9, 100)], "lm_head": [*range(9, 100)]
-            },
+            trainable_token_indices={"embed_tokens": [*range(9, 100)], "lm_head": [*range(9, 100)]},
             ensure_weight_tying=True,
         ),
         "scaled trainable_token_indices": _case(

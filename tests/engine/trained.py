@@ -1,6 +1,8 @@
-"""Adapters as PEFT saves them, with every trained parameter random and far from where it started."""
+"""Adapters as PEFT saves them, with all that was trained random and far from where it started."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +48,11 @@ def load_trained(
 
 def _train(name: str, parameter: nn.Parameter) -> None:
     noise = torch.randn_like(parameter)
+    # In place, since tied modules share their memory.
     if "lora_magnitude_vector" in name:
         parameter.data *= 1 + STRENGTH * noise
     elif "lora_A" in name or "lora_B" in name or "lora_embedding" in name:
-        parameter.data = STRENGTH * noise
+        parameter.data.copy_(STRENGTH * noise)
     else:
         parameter.data += STRENGTH * noise
 
@@ -63,9 +66,9 @@ def _base(
     return model
 
 
-class _without_advice(warnings.catch_warnings):
+@contextmanager
+def _without_advice() -> Iterator[None]:
     """PEFT warns of tied heads and of copies of embeddings, which is what these tests are about."""
-
-    def __enter__(self) -> None:
-        super().__enter__()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield

@@ -236,7 +236,11 @@ class _Fit:
             return {role: (shape,) for role, shape in shapes.items()}
         shapes |= {Role.LORA_A: (rank, width), Role.LORA_B: (out, rank)}
         shapes |= dict.fromkeys(_VECTORS, (out,))
-        return {role: (shape,) for role, shape in shapes.items()}
+        needed = {role: (shape,) for role, shape in shapes.items()}
+        if path in self.base.heads:
+            return needed
+        # A Conv1D saves its weight as [in, out]; the model knows, at load.
+        return needed | {Role.SAVED_WEIGHT: ((out, width), (width, out))}
 
     def _rows_of(self, places: Iterable[str]) -> int:
         return self.vocabulary or max((_of_base(path, self.base)[0] for path in places), default=0)

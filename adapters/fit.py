@@ -172,9 +172,7 @@ class _Fit:
         """PEFT copies weights of the embedding of tokens and of the head alone."""
         places = set(_vocabulary_modules(self.base))
         found = {path for path in self.claims if self._has(path, Role.BASE_WEIGHT)}
-        yield from _listed(
-            found - places, "holds a weight of the base model; save it with modules_to_save"
-        )
+        yield from _listed(found - places, "holds a weight, but modules_to_save does not name it")
 
     def biases(self) -> Iterator[Problem]:
         """All biases of the base, those of the targets, or those beside copied weights."""
@@ -245,8 +243,9 @@ class _Fit:
         shapes: dict[Role, tuple[int, ...]] = {
             Role.SAVED_WEIGHT: (out, width),
             Role.BASE_WEIGHT: (out, width),
-            Role.TOKEN_ROWS: (len(given), width),
         }
+        if given:
+            shapes[Role.TOKEN_ROWS] = (len(given), width)
         if path in self.base.embeddings:
             shapes |= {Role.EMBEDDING_A: (rank, out), Role.EMBEDDING_B: (width, rank)}
             shapes[Role.MAGNITUDE] = (width,)
@@ -287,8 +286,8 @@ def _rows(entry: TensorEntry) -> int:
 
 def _misfit(entry: TensorEntry, needed: tuple[tuple[int, ...], ...], rank: int | None) -> Problem:
     shapes = " or ".join(map(str, dict.fromkeys(needed)))
-    given = "the base model" if rank is None else f"the base model and rank {rank}"
-    return Problem(entry.name[:200], str(entry.shape), f"{given} need the shape {shapes}")
+    needs = "the base model needs" if rank is None else f"the base model and rank {rank} need"
+    return Problem(entry.name[:200], str(entry.shape), f"{needs} the shape {shapes}")
 
 
 def _listed(found: Set[str], reason: str) -> list[Problem]:

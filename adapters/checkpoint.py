@@ -13,6 +13,7 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.claims import Claims, Role, claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.config_reader import MAX_CONFIG_BYTES, parse
+from loraplex.adapters.digest import with_profile
 from loraplex.adapters.errors import (
     CheckpointInvalid,
     PatternTimeout,
@@ -20,6 +21,7 @@ from loraplex.adapters.errors import (
     TensorFileInvalid,
 )
 from loraplex.adapters.limits import Limits
+from loraplex.adapters.profile import PROFILE_FILE
 from loraplex.adapters.tensor_file import TensorEntry, read_entries
 from loraplex.adapters.values import Values, read_values
 
@@ -115,7 +117,7 @@ def examine(directory: Path, base: BaseShapes | None, limits: Limits = _NO_LIMIT
 
 
 def compute_digest(directory: Path) -> str:
-    """Digest of a folder's files as they lie there now, without asking which base they fit.
+    """Digest of a version's files as they lie there now, without asking which base they fit.
 
     Raises:
         CheckpointInvalid: they cannot be read as an adapter.
@@ -126,7 +128,13 @@ def compute_digest(directory: Path) -> str:
     problems += [*found, *values.problems]
     if problems:
         raise CheckpointInvalid(_bounded(problems))
-    return values.digest
+    return with_profile(values.digest, read_profile(directory))
+
+
+def read_profile(directory: Path) -> bytes | None:
+    """What a stored version keeps of its profile, as it lies there."""
+    file = directory / PROFILE_FILE
+    return file.read_bytes() if file.is_file() else None
 
 
 def read_config(directory: Path) -> tuple[AdapterConfig, list[Problem]]:

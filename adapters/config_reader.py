@@ -228,7 +228,7 @@ class _Reader:
             if name in HARMLESS or value is None or value is False or value in ([], {}):
                 continue
             reason = REFUSED.get(name, "this field is unknown, so its effect cannot be honoured")
-            self._refuse(name if patterns.is_plain(name) else show(name), value, reason)
+            self._refuse(name if name.isidentifier() else show(name), value, reason)
 
 
 def _is_init(value: object) -> bool:

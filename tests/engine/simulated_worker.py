@@ -65,7 +65,7 @@ class SimulatedWorker:
             build.config(num_blocks=2048, max_model_len=4096), self.residency
         )
         self.runner = GatedRunner(2048, 4)
-        self.transfers = Transfers(self._load, self.mailbox.wake)
+        self.transfers = Transfers(build.Source(self._load), self.mailbox.wake)
         self.engine = Engine(
             self.mailbox,
             self.scheduler,

@@ -69,6 +69,7 @@ class Residency:
         # From the least to the most recently used.
         self._entries: dict[AdapterKey, _Entry] = {}
         self._version = 0
+        self._dropped: set[AdapterKey] = set()
 
     @property
     def capacity_bytes(self) -> int:
@@ -217,6 +218,24 @@ class Residency:
             self._evictable_bytes += entry.num_bytes
         self._touch(key)
 
+    def drop(self, key: AdapterKey) -> None:
+        """Nobody new will ask for it: free its memory, once nobody uses it or waits for it."""
+        if key in self._entries:
+            self._dropped.add(key)
+
+    def take_freed(self) -> tuple[AdapterKey, ...]:
+        """Free what was dropped and nobody uses or waits for, and return it."""
+        freed = [
+            key
+            for key in self._dropped
+            if self._entries[key].evictable and not self.demand.is_awaited(key)
+        ]
+        for key in freed:
+            self._evictable_bytes -= self._entries[key].num_bytes
+            self._remove(key)
+            self._eviction.evicted(key)
+        return tuple(freed)
+
     def check(self) -> None:
         """Assert the conservation laws; holds between any two calls."""
         assert self._held_bytes == sum(entry.num_bytes for entry in self._entries.values())
@@ -231,9 +250,11 @@ class Residency:
         num_unclaimed = sum(entry.is_unclaimed for entry in self._entries.values())
         ended = self.prefetched.num_claimed + self.prefetched.num_wasted
         assert self.prefetched.num_started == ended + num_unclaimed
+        assert self._dropped <= self._entries.keys(), "what is gone is to be dropped"
 
     def _remove(self, key: AdapterKey) -> None:
         entry = self._entries.pop(key)
+        self._dropped.discard(key)
         self._version += 1
         self._held_bytes -= entry.num_bytes
         if entry.is_unclaimed:

@@ -132,6 +132,10 @@ class Loads:
         self._prefetched[key] = num_bytes
         draft.prefetches.append(key)
 
+    def order(self, draft: Draft) -> None:
+        """Tell what follows for memory from drops before."""
+        self._evicted(self._residency.take_freed(), draft)
+
     def note_ended(self, requests: Iterable[Request], now: float) -> bool:
         """Forget loads that have ended; False if there were none. Once before each plan; `requests`
         are all that are open on `keys`."""

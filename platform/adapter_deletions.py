@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 SWEEP_S = 20.0
 """Well below `gateways.LEASE`, so that a sweep may fail and the gateway still counts as running."""
 
+LEAVE_TIMEOUT_S = 5.0
+
 
 class AdapterDeletions:
     """One gateway's part in all deletions."""
@@ -82,9 +84,13 @@ class AdapterDeletions:
             await self._finish(deletion)
 
     async def leave(self) -> None:
-        """All requests here have ended, and this process ends."""
-        async with self._database.session() as session:
-            await gateways.leave(session, self._gateway_id)
+        """All requests here have ended, and this process ends: others need not wait for it. What
+        they are not told, the lease tells them."""
+        try:
+            async with asyncio.timeout(LEAVE_TIMEOUT_S), self._database.session() as session:
+                await gateways.leave(session, self._gateway_id)
+        except Exception as error:  # noqa: BLE001  this process ends either way
+            _log.warning("others wait for this gateway's lease to end: %s", error)
 
     def _clear(self, deletion: Deletion) -> bool:
         """True if nothing here runs on the version; the worker has been told then."""
@@ -106,5 +112,3 @@ class AdapterDeletions:
     def _note_end(self, model: str) -> None:
         if model in self._going:
             self._wanted.set()
-
-

@@ -81,9 +81,7 @@ async def get_alias(session: AsyncSession, name: AdapterName, alias: str) -> Ali
     Raises:
         ModelNotFound: the tenant has none of this name.
     """
-    query = _aliases(name.tenant_id).where(
-        Adapter.name == name.adapter, AdapterAlias.name == alias
-    )
+    query = _aliases(name.tenant_id).where(Adapter.name == name.adapter, AdapterAlias.name == alias)
     row = (await session.execute(query)).one_or_none()
     if row is None:
         raise not_found(f"{name.adapter}:{alias}")
@@ -343,7 +341,11 @@ def _aliases(tenant_id: str):  # noqa: ANN202
 
 
 def _alias(
-    tenant: str, adapter: str, row: AdapterAlias, version: int, before: int | None,
+    tenant: str,
+    adapter: str,
+    row: AdapterAlias,
+    version: int,
+    before: int | None,
     canary: int | None,
 ) -> Alias:
     percent = row.canary_percent

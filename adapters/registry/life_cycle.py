@@ -150,18 +150,14 @@ async def list_deletions(session: AsyncSession) -> list[Deletion]:
     ]
 
 
-async def finish(
-    session: AsyncSession, deletion: Deletion, now: datetime, remove: Remove
-) -> bool:
+async def finish(session: AsyncSession, deletion: Deletion, now: datetime, remove: Remove) -> bool:
     """Finish a deletion if no request is left; False if it goes on, or is none any more.
 
     Its bytes are removed unless another version names them.
     """
     name = AdapterName(deletion.tenant_id, deletion.adapter)
     locked = await lock_adapter(session, name)
-    version = await session.get_one(
-        AdapterVersion, deletion.version_id, populate_existing=True
-    )
+    version = await session.get_one(AdapterVersion, deletion.version_id, populate_existing=True)
     if version.deletion is None or not await gateways.is_cleared(session, version.id, now):
         return False
     version.status, version.deletion, version.deleted_at = "deleted", None, now

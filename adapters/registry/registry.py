@@ -235,9 +235,7 @@ async def _made_adapter(session: AsyncSession, tenant_id: str, name: str, now: d
 async def _tell(
     session: AsyncSession, act: Act, tenant_id: str, stored: AdapterVersion, before: str | None
 ) -> None:
-    row = await session.execute(
-        versions_of(tenant_id).where(AdapterVersion.id == stored.id)
-    )
+    row = await session.execute(versions_of(tenant_id).where(AdapterVersion.id == stored.id))
     version = published(*row.one())
     detail: dict[str, object] = {"digest": version.digest, "num_bytes": version.num_bytes}
     if before is not None:

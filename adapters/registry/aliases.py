@@ -14,7 +14,7 @@ asked already changes nothing.
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -245,8 +245,6 @@ async def leave_version(
     """Take a version out of all aliases of its adapter: those that mean it go, canaries end."""
     query = select(AdapterAlias).where(AdapterAlias.adapter_id == locked.id)
     for row in list(await session.scalars(query)):
-        if row.previous_version_id == version_id:
-            row.previous_version_id = None
         if row.version_id == version_id:
             await _delete(session, act, locked, row)
         elif row.canary_version_id == version_id:
@@ -254,6 +252,15 @@ async def leave_version(
             row.canary_version_id = row.canary_percent = None
             await _tell(session, act, locked, row.name, "canary.clear", {"was": was})
     await session.flush()
+
+
+async def forget_version(session: AsyncSession, version_id: int) -> None:
+    """Let no alias go back to a version."""
+    await session.execute(
+        update(AdapterAlias)
+        .where(AdapterAlias.previous_version_id == version_id)
+        .values(previous_version_id=None)
+    )
 
 
 def _move(row: AdapterAlias, to: int, before: int | None, now: datetime) -> None:

@@ -175,7 +175,7 @@ async def _begin(
         return
     if version.deletion is None:
         await _leave_aliases(session, act, locked, version, force=mode == "force")
-        await aliases.leave_version(session, act, locked, version.id)
+        await aliases.forget_version(session, version.id)
     version.status, version.is_pinned, version.deletion = "retired", False, mode
     version.retired_at = version.retired_at or act.at
     await _tell(session, act, locked, version, "delete", {"mode": mode})

@@ -108,7 +108,7 @@ class RequestBlocks:
         """Know nothing any more of what requests of a namespace have computed. Of `requests`, all
         that are open, those that may have read it add nothing, until they begin anew."""
         for request in requests:
-            if _namespace(request.submission) == namespace:
+            if _namespace(request.submission).root == namespace.root:
                 request.enter_at = sys.maxsize
                 self.swapping.forget(request)
         if self._cache is not None:

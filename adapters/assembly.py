@@ -16,6 +16,7 @@ from loraplex.adapters.effects import (
     TokenRows,
 )
 from loraplex.adapters.errors import Problem
+from loraplex.adapters.experts import ExpertPairs
 from loraplex.adapters.layout import AdapterLayout, ModuleLayout
 
 
@@ -63,7 +64,11 @@ class Assembly:
             offset=self._offset(path, module, gain),
             tokens=self._token_rows(path, module, gain),
         )
-        return Assembled(self._pair(path, module), effect if effect.tensors() else None)
+        return Assembled(
+            self._pair(path, module),
+            effect if effect.tensors() else None,
+            self._experts(path, module),
+        )
 
     def _compare(self, path: str, module: ModuleLayout) -> None:
         """Note where a copy of the base's weight is not the base's: then the adapter was trained
@@ -124,6 +129,12 @@ class Assembly:
             return None
         b = b if len(b) == module.num_outputs else b[: module.num_outputs].clone()
         return LoraPair(a, b, self._scales[path])
+
+    def _experts(self, path: str, module: ModuleLayout) -> ExpertPairs | None:
+        a, b = self._stored(module, Role.PARAMETER_A), self._stored(module, Role.PARAMETER_B)
+        if a is None or b is None:
+            return None
+        return ExpertPairs.of(a, b, len(a) // module.num_experts, self._scales[path])
 
     def _lookup(self, path: str, module: ModuleLayout) -> Lookup | None:
         a, b = self._stored(module, Role.EMBEDDING_A), self._stored(module, Role.EMBEDDING_B)

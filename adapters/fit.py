@@ -266,14 +266,9 @@ class _Fit:
 
 
 def _of_parameter(shape: tuple[int, ...], rank: int) -> Mapping[Role, tuple[tuple[int, ...], ...]]:
-    """Whether experts are [out, in] or [in, out] the model knows, at load
-    (`peft.tuners.lora.layer.ParamWrapper`)."""
-    experts, first, second = shape if len(shape) == 3 else (1, *shape)
+    experts, out, width = shape if len(shape) == 3 else (1, *shape)
     total = rank * experts
-    return {
-        Role.PARAMETER_A: ((total, second), (total, first)),
-        Role.PARAMETER_B: ((first, total), (second, total)),
-    }
+    return {Role.PARAMETER_A: ((total, width),), Role.PARAMETER_B: ((out, total),)}
 
 
 def _vocabulary_modules(base: BaseShapes) -> list[str]:

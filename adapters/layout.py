@@ -51,6 +51,8 @@ class ModuleLayout:
     tokens: TokenSources
     has_gain: bool
     has_offset: bool
+    num_experts: int = 0
+    """Of a parameter that holds experts."""
 
     @property
     def is_updated(self) -> bool:
@@ -168,6 +170,7 @@ def _layout(
         tokens=TokenSources() if shape is None else _sources(roles, token_ids, shape[0]),
         has_gain=has_gain,
         has_offset=bool(_OFFSETS & roles.keys()) or (loses_bias and path in base.biases),
+        num_experts=base.parameters.get(path, (0,))[0],
     )
 
 

@@ -244,4 +244,3 @@ async def test_names_of_an_adapter_are_listed_with_what_they_mean(shop: Shop) ->
         ("acme/support:beta", 2, None),
         ("acme/support:prod", 1, Canary(3, 5)),
     ]
-

@@ -132,7 +132,7 @@ class AdapterLayout:
 def _tied(claims: Claims, base: BaseShapes) -> tuple[str, str] | None:
     embedding = base.token_embedding
     heads = [head for head in base.heads if head in claims]
-    if not base.is_tied or embedding not in claims or not heads:
+    if not base.is_tied or embedding is None or embedding not in claims or not heads:
         return None
     return embedding, heads[0]
 

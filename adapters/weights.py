@@ -11,14 +11,14 @@ import torch
 from loraplex.adapters import fit
 from loraplex.adapters.assembly import Assembly
 from loraplex.adapters.base_shapes import BaseShapes
-from loraplex.adapters.checkpoint import TENSORS_FILE, read_config
+from loraplex.adapters.checkpoint import TENSORS_FILE, read_config, read_profile
 from loraplex.adapters.claims import Claims, Role, claim
 from loraplex.adapters.config import AdapterConfig
-from loraplex.adapters.digest import AdapterHash
+from loraplex.adapters.digest import AdapterHash, with_profile
 from loraplex.adapters.effects import Assembled, BaseWeights, Copy, LoraPair, ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
 from loraplex.adapters.layout import AdapterLayout
-from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.storage import Store
 from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 from loraplex.kernels.segments import LoraTable
@@ -64,7 +64,7 @@ class VerifiedAdapter:
 
 
 def load(
-    store: AdapterStore,
+    store: Store,
     digest: str,
     base: BaseShapes,
     base_weights: BaseWeights,
@@ -77,7 +77,7 @@ def load(
 
 
 def read(
-    store: AdapterStore,
+    store: Store,
     digest: str,
     base: BaseShapes,
     base_weights: BaseWeights,
@@ -101,7 +101,8 @@ def read(
         raise AdapterCorrupt(digest, "; ".join(map(str, problems)))
     try:
         entries = read_entries(directory / TENSORS_FILE)
-        found, tensors = _read(directory, config, entries)
+        weights_digest, tensors = _read(directory, config, entries)
+        found = with_profile(weights_digest, read_profile(directory))
     except (OSError, TensorFileInvalid) as error:
         raise AdapterCorrupt(digest, str(error)) from error
     if found != digest:

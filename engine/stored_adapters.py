@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loraplex.adapters import weights
-from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.runner import ModelRunner
 
@@ -14,7 +14,7 @@ class StoredAdapters:
     """An `AdapterSource`. On a GPU what is read lies in pinned memory; that has not been run on
     one."""
 
-    store: AdapterStore
+    store: Store
     runner: ModelRunner
 
     def read(self, digest: str) -> VerifiedAdapter:

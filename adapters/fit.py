@@ -252,7 +252,11 @@ class _Fit:
             return {role: (shape,) for role, shape in shapes.items()}
         shapes |= {Role.LORA_A: (rank, width), Role.LORA_B: (out, rank)}
         shapes |= dict.fromkeys(_VECTORS, (out,))
-        return {role: (shape,) for role, shape in shapes.items()}
+        needed = {role: (shape,) for role, shape in shapes.items()}
+        if path in self.base.heads:
+            return needed
+        # A Conv1D saves its weight as [in, out]; the model knows, at load.
+        return needed | {Role.SAVED_WEIGHT: ((out, width), (width, out))}
 
     def _rows_of(self, places: Iterable[str]) -> int:
         return self.vocabulary or max((_of_base(path, self.base)[0] for path in places), default=0)
@@ -262,14 +266,9 @@ class _Fit:
 
 
 def _of_parameter(shape: tuple[int, ...], rank: int) -> Mapping[Role, tuple[tuple[int, ...], ...]]:
-    """Whether experts are [out, in] or [in, out] the model knows, at load
-    (`peft.tuners.lora.layer.ParamWrapper`)."""
-    experts, first, second = shape if len(shape) == 3 else (1, *shape)
+    experts, out, width = shape if len(shape) == 3 else (1, *shape)
     total = rank * experts
-    return {
-        Role.PARAMETER_A: ((total, second), (total, first)),
-        Role.PARAMETER_B: ((first, total), (second, total)),
-    }
+    return {Role.PARAMETER_A: ((total, width),), Role.PARAMETER_B: ((out, total),)}
 
 
 def _vocabulary_modules(base: BaseShapes) -> list[str]:

@@ -10,6 +10,7 @@ PlatformError
 ├── ClientStalled           the client stopped to read its stream
 ├── LedgerUnavailable       usage cannot be written, so nothing that would be charged may run
 ├── StorageUnavailable      the gateway's disk does not take an upload
+├── AdapterDeleted          the version that the request ran on was deleted by force
 ├── EngineStopped           the worker ended the request before it was complete
 └── TokenizerUnsupported    user text could not be told from the model's special tokens
 """
@@ -117,6 +118,13 @@ class StorageUnavailable(PlatformError):
     """The gateway's disk is full or refuses to be written; the message is the system's reason."""
 
 
+class AdapterDeleted(PlatformError):
+    """The version that the request ran on was deleted by force, with its requests."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} was deleted by force while the request ran on it.")
+
+
 class EngineStopped(PlatformError):
     """The worker ended the request early, because it is being stopped."""
 
@@ -190,6 +198,11 @@ def _refused_key(code: str) -> Rule:
     return Rule(401, _REQUEST, code, headers=_UNAUTHENTICATED)
 
 
+def _conflict(code: str) -> Rule:
+    """What trying again does not change."""
+    return Rule(409, "conflict_error", code, headers=(_NO_RETRY,))
+
+
 def _database_down() -> Rule:
     return Rule(
         503, _OUTAGE, "database_unavailable", "The database does not answer; retry.", headers=_SOON
@@ -216,6 +229,7 @@ RULES: Mapping[type[Exception], Rule] = {
         "The adapter cannot be stored now; retry later.",
         headers=(("retry-after", "60"),),
     ),
+    AdapterDeleted: _conflict("adapter_deleted"),
     EngineStopped: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     TokenizerUnsupported: _INTERNAL,
     # Tenants, keys, quotas.
@@ -249,7 +263,15 @@ RULES: Mapping[type[Exception], Rule] = {
     adapters.CheckpointInvalid: Rule(400, _REQUEST, "invalid_adapter"),
     registry.RegistryError: _INTERNAL,
     registry.ModelNotFound: Rule(404, _REQUEST, "model_not_found"),
-    registry.VersionConflict: Rule(409, "conflict_error", "version_conflict", headers=(_NO_RETRY,)),
+    registry.VersionConflict: _conflict("version_conflict"),
+    registry.VersionInUse: _conflict("version_in_use"),
+    registry.VersionNotReady: _conflict("version_not_ready"),
+    registry.AliasMoved: Rule(412, "conflict_error", "alias_moved", headers=(_NO_RETRY,)),
+    registry.NothingToMoveTo: _conflict("nothing_to_move_to"),
+    registry.TooManyAliases: _conflict("too_many_aliases"),
+    registry.AdapterTooLarge: Rule(400, _REQUEST, "adapter_too_large"),
+    registry.StorageLimitReached: _conflict("storage_limit_reached"),
+    registry.PinLimitReached: _conflict("pin_limit_reached"),
     # The engine.
     engine.EngineError: _INTERNAL,
     engine.RequestRefused: Rule(400, _REQUEST, "invalid_value"),

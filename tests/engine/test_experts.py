@@ -87,7 +87,7 @@ def test_experts_and_routers_of_a_mixed_batch_equal_peft_alone(
     folder: Path, adapter_folders: dict[str, Path], tmp_path: Path, cpu_lora: CpuLora | None
 ) -> None:
     runner = ModelRunner(load(folder), NUM_BLOCKS, 4, cpu_lora)
-    loaded = load_adapters(runner.shapes, adapter_folders, AdapterStore(tmp_path))
+    loaded = load_adapters(runner.model, adapter_folders, AdapterStore(tmp_path))
     loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
     alone, requests = {}, []
     for name, path in {**adapter_folders, "base": None}.items():
@@ -114,7 +114,7 @@ def test_an_adapter_takes_the_bytes_of_its_experts(
     folder: Path, adapter_folders: dict[str, Path], tmp_path: Path
 ) -> None:
     model = load(folder)
-    loaded = load_adapters(model.shapes, adapter_folders, AdapterStore(tmp_path))
+    loaded = load_adapters(model, adapter_folders, AdapterStore(tmp_path))
     for weights in loaded.values():
         parts = [(p.a, p.b) for p in (*weights.pairs.values(), *weights.parameters.values())]
         assert weights.num_bytes == sum(a.nbytes + b.nbytes for a, b in parts)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loraplex.adapters import weights
-from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.runner import ModelRunner
 
@@ -14,13 +14,14 @@ class StoredAdapters:
     """An `AdapterSource`. On a GPU what is read lies in pinned memory; that has not been run on
     one."""
 
-    store: AdapterStore
+    store: Store
     runner: ModelRunner
 
     def read(self, digest: str) -> VerifiedAdapter:
         """See `weights.read`."""
         pins = self.runner.model.device.type == "cuda"
-        return weights.read(self.store, digest, self.runner.shapes, pins=pins)
+        model = self.runner.model
+        return weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]

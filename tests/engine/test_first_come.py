@@ -10,7 +10,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import Blocked, FirstComeFirstServed
 from loraplex.engine.scheduler import Scheduler
 
-X, Y = AdapterKey("t", "x"), AdapterKey("t", "y")
+X = AdapterKey("t", "x")
 
 
 def waiting_policy(*names: str) -> FirstComeFirstServed:
@@ -70,19 +70,23 @@ def test_one_that_was_preempted_and_lost_its_adapter_waits_for_those_that_keep_t
     scheduler, runner = build.scheduler(config, residency), SimulatedRunner(12, 4)
     scheduler.add(build.submit("first", 14, max_tokens=30), 0.0)
     scheduler.add(build.submit("second", 14, max_tokens=30, adapter="x"), 0.0, 4)
-    done: list[str] = []
-    while "second" not in done:
-        done += run(scheduler, runner, residency)
+    while scheduler.num_running < 2:
+        run(scheduler, runner, residency)
     while scheduler.num_running == 2:
         run(scheduler, runner, residency)
-    # It was preempted. Its adapter's memory goes to one that keeps it while it waits for blocks.
     residency.drop(X)
-    policy = scheduler._waiting
-    second = scheduler._requests[next(key for key in scheduler._requests if "second" in key)]
+    policy, second = scheduler._waiting, scheduler._requests["second"]
+    # As if it had been preempted only now: the adapters of those behind it are on their way.
     policy.remove(second)
-    scheduler.add(build.submit("keeps", 14, max_tokens=2, adapter="y"), 0.0, 2)
-    scheduler.add(build.submit("third", 14, max_tokens=2, adapter="z"), 0.0, 2)
+    for name, digest in (("keeps", "y"), ("keeps too", "z")):
+        scheduler.add(build.submit(name, 14, max_tokens=2, adapter=digest), 0.0, 2)
+    plan = scheduler.plan(0.0)
+    assert len(plan.loads) == 2
     policy.put_back(second)
-    for _ in range(60):
+    scheduler.commit(plan, runner.run(plan))
+    for key in plan.loads:
+        residency.finish_load(key)
+    assert not residency.can_load(4)
+    for _ in range(80):
         run(scheduler, runner, residency)
     assert not scheduler.has_work

@@ -100,8 +100,8 @@ class EngineClient(Protocol):
         ...
 
     def drop(self, tenant: str, adapter: str) -> None:
-        """Let the worker free what an adapter takes (`Drop`): this one, or the one that is connected
-        next."""
+        """Let the worker free what an adapter takes (`Drop`): this one, or the next that is
+        connected."""
         ...
 
     async def metrics(self) -> str:

@@ -102,8 +102,8 @@ class Why(msgspec.Struct, frozen=True, tag="why"):
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    """Nobody will ask for this adapter of the tenant any more: free its memory of all kinds, once no
-    request uses it or waits for it. Not answered; may be repeated."""
+    """Nobody will ask for this adapter of the tenant any more: free its memory of all kinds, once
+    no request uses it or waits for it. Not answered; may be repeated."""
 
     tenant: str
     adapter: str

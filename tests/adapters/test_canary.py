@@ -38,7 +38,9 @@ def test_the_share_of_many_requests_is_the_percentage(
     num = 2000
     taken = sum(takes_canary(tenant, model, f"user-{i}", percent) for i in range(num))
     # Six standard deviations of a fair draw.
-    assert abs(taken - num * percent / 100) <= 6 * (num * percent / 100 * (1 - percent / 100)) ** 0.5
+    assert (
+        abs(taken - num * percent / 100) <= 6 * (num * percent / 100 * (1 - percent / 100)) ** 0.5
+    )
 
 
 def test_each_alias_draws_its_own_share() -> None:

@@ -80,6 +80,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         finally:
             await services.open_requests.settle_all()
             services.prompts.close()
+            await resources.templates.close()
 
 
 @asynccontextmanager

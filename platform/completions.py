@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from loraplex.adapters.profile import Profile
 from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import ResolvedModel
 from loraplex.engine.errors import (
@@ -93,8 +94,10 @@ async def complete(
     principal = await authenticate(call.key, services)
     asked = await call.read()
     target, price = await _resolve(principal, asked.model, accepted_at, services)
-    prompt = await services.prompts.encode(asked.prompt)
-    sampling = _sampling(asked, len(prompt), services)
+    adapter = await services.profiles.of(principal.tenant_id, target)
+    prompt = await services.prompts.encode(asked.prompt, adapter)
+    profile = Profile() if adapter is None else adapter.profile
+    sampling = _sampling(asked, len(prompt), profile, services)
     left_ms, spent_ms = _deadline(asked, principal, services.now() - accepted_at)
     submit = Submit(
         request_id=call.request_id,
@@ -186,8 +189,10 @@ def _deadline(
     return deadline.ms - spent_ms, spent_ms
 
 
-def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Services) -> Sampling:
-    """The sampling of a request, with an explicit cap and seed.
+def _sampling(
+    asked: CompletionRequest, num_prompt_tokens: int, profile: Profile, services: Services
+) -> Sampling:
+    """The sampling of a request, with an explicit cap and seed; the adapter says what it does not.
 
     Raises InvalidRequest, ContextLengthExceeded.
     """
@@ -209,4 +214,5 @@ def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Servic
             f"{context} tokens; set {asked.max_tokens_field} to at most {left}.",
             asked.max_tokens_field,
         )
-    return asked.sampling.to_sampling(max_tokens, int.from_bytes(services.resources.entropy(8)))
+    options = asked.sampling.completed_by(profile)
+    return options.to_sampling(max_tokens, int.from_bytes(services.resources.entropy(8)))

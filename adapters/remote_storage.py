@@ -19,7 +19,7 @@ from fsspec.callbacks import Callback
 from loraplex.adapters.checkpoint import Checkpoint
 from loraplex.adapters.digest import is_digest
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing, CheckpointInvalid
-from loraplex.adapters.storage import STORED_FILES, AdapterStore, num_elements
+from loraplex.adapters.storage import STORED_FILES, AdapterSizes, AdapterStore, read_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """What `version.json` says, so that it need not be asked of the other files."""
 
     num_elements: int
+    num_bytes: int
+    """Of the tensors; as in `AdapterSizes`."""
     files: dict[str, int]
     """Name to length in bytes."""
 
@@ -70,7 +72,8 @@ class RemoteStore:
                 sizes[file.name] = file.stat().st_size
                 target = self._path(digest, file.name)
                 self._files.put_file(str(file), target, callback=Progress("stored", target))
-            manifest = Manifest(num_elements(home, digest), sizes)
+            tensors = read_sizes(home, digest)
+            manifest = Manifest(tensors.num_elements, tensors.num_bytes, sizes)
             self._files.pipe_file(
                 self._path(digest, MANIFEST_FILE), msgspec.json.encode(manifest, order="sorted")
             )
@@ -89,12 +92,13 @@ class RemoteStore:
             home.touch()
         return home
 
-    def num_bytes(self, digest: str, *, bytes_per_element: int) -> int:
-        """See `Store.num_bytes`; reads the manifest alone."""
+    def sizes(self, digest: str) -> AdapterSizes:
+        """See `Store.sizes`; reads the manifest alone."""
         try:
-            return self._cache.num_bytes(digest, bytes_per_element=bytes_per_element)
+            return self._cache.sizes(digest)
         except AdapterMissing:
-            return self._manifest(digest).num_elements * bytes_per_element
+            manifest = self._manifest(digest)
+            return AdapterSizes(manifest.num_elements, manifest.num_bytes)
 
     def remove(self, digest: str) -> None:
         """See `Store.remove`."""

@@ -9,6 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,15 @@ STORED_FILES = (CONFIG_FILE, TENSORS_FILE, PROFILE_FILE, TOKENIZER_FILE)
 """All that a version may have; the first two each has."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterSizes:
+    """How large an adapter is."""
+
+    num_elements: int
+    num_bytes: int
+    """Of its tensors, in the dtype of its files."""
+
+
 class Store(Protocol):
     """Adapter versions by digest; `AdapterStore` in a folder, `RemoteStore` elsewhere. Every method
     blocks, and raises OSError where the store cannot be used."""
@@ -45,8 +55,8 @@ class Store(Protocol):
         """Folder with a version's files; AdapterMissing if there is none, AdapterCorrupt if what
         came from elsewhere is not what was stored."""
 
-    def num_bytes(self, digest: str, *, bytes_per_element: int) -> int:
-        """Bytes that the adapter's tensors take in the runtime's dtype."""
+    def sizes(self, digest: str) -> AdapterSizes:
+        """How large a version is, without reading its tensors. Raises as `open` does."""
 
     def remove(self, digest: str) -> None:
         """Forget a version; one that is not there is no error. Who reads it reads on."""
@@ -99,9 +109,9 @@ class AdapterStore:
             raise AdapterMissing(digest)
         return self._home(digest)
 
-    def num_bytes(self, digest: str, *, bytes_per_element: int) -> int:
-        """See `Store.num_bytes`."""
-        return num_elements(self.open(digest), digest) * bytes_per_element
+    def sizes(self, digest: str) -> AdapterSizes:
+        """See `Store.sizes`."""
+        return read_sizes(self.open(digest), digest)
 
     def remove(self, digest: str) -> None:
         """See `Store.remove`. It disappears at once, whole."""
@@ -125,13 +135,15 @@ class AdapterStore:
         return self._root / digest[:2] / digest
 
 
-def num_elements(home: Path, digest: str) -> int:
-    """Numbers that a version's tensors hold, read from the header. Raises AdapterCorrupt."""
+def read_sizes(home: Path, digest: str) -> AdapterSizes:
+    """How large a version is, from the header of its file alone. Raises AdapterCorrupt."""
     try:
         entries = read_entries(home / TENSORS_FILE)
     except (OSError, TensorFileInvalid) as error:
         raise AdapterCorrupt(digest, str(error)) from error
-    return sum(entry.num_elements for entry in entries)
+    return AdapterSizes(
+        sum(entry.num_elements for entry in entries), sum(entry.num_bytes for entry in entries)
+    )
 
 
 def verify(home: Path, digest: str) -> None:

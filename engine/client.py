@@ -31,6 +31,7 @@ from loraplex.engine.frames import (
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    Drop,
     Explained,
     Finished,
     Hello,
@@ -98,6 +99,11 @@ class EngineClient(Protocol):
         a second."""
         ...
 
+    def drop(self, tenant: str, adapter: str) -> None:
+        """Let the worker free what an adapter takes (`Drop`): this one, or the one that is connected
+        next."""
+        ...
+
     async def metrics(self) -> str:
         """The worker's metrics as Prometheus text; empty if it does not answer within a second."""
         ...
@@ -138,6 +144,8 @@ class StreamClient:
         self._endings: OrderedDict[str, Finished] = OrderedDict()
         self._queries: dict[int, asyncio.Future[str]] = {}
         self._query_ids = itertools.count()
+        self._drops: dict[Drop, None] = {}
+        """What no worker has been told yet."""
         self._task: asyncio.Task[None] | None = None
         self._told = ""
 
@@ -215,6 +223,14 @@ class StreamClient:
         with suppress(TimeoutError):
             await asyncio.wait_for(either, QUERY_TIMEOUT_S)
         return answer.result() if answer.done() else None
+
+    def drop(self, tenant: str, adapter: str) -> None:
+        """See EngineClient."""
+        drop = Drop(tenant, adapter)
+        if self._writer is None:
+            self._drops[drop] = None
+        else:
+            self._send(drop)
 
     async def metrics(self) -> str:
         """See EngineClient."""
@@ -305,6 +321,9 @@ class StreamClient:
         self._told = ""
         self._was_connected = True
         self._connected.set()
+        for drop in self._drops:
+            self._send(drop)
+        self._drops.clear()
 
     def _take(self, frame: StepFrame) -> None:
         for rejected in frame.rejected:

@@ -70,6 +70,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     tenant: str
     adapter: str | None
     """Digest of the adapter version pinned at admission; None runs the base model."""
+    adapter_start: int = 0
+    """Position in the prompt from which on the adapter acts: tokens before are the base model's,
+    all generated ones are the adapter's."""
     prompt: tuple[int, ...]
     """Token ids, at least one."""
     sampling: Sampling
@@ -98,13 +101,22 @@ class Why(msgspec.Struct, frozen=True, tag="why"):
     request_id: str
 
 
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Nobody will ask for this adapter of the tenant any more: free its memory of all kinds, once no
+    request uses it or waits for it. Not answered; may be repeated."""
+
+    tenant: str
+    adapter: str
+    """Digest."""
+
+
 class MetricsQuery(msgspec.Struct, frozen=True, tag="metrics_query"):
     """Ask for the worker's metrics in the Prometheus text format."""
 
     query_id: int
 
 
-GatewayMessage = Hello | Submit | Abort | Why | MetricsQuery
+GatewayMessage = Hello | Submit | Abort | Why | Drop | MetricsQuery
 
 
 class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ def test_it_takes_as_many_bytes_as_the_store_announced(store, stored, dtype):
     digest = stored()
     weights = load_plain(store, digest, dtype)
     assert weights.pairs[Q0].a.dtype == dtype
-    assert weights.num_bytes == store.num_bytes(digest, bytes_per_element=dtype.itemsize)
+    assert weights.num_bytes == store.sizes(digest).num_elements * dtype.itemsize
     assert weights.num_bytes == 28 * dtype.itemsize
 
 
@@ -115,7 +115,7 @@ OTHER = BaseShapes(MappingProxyType({}), MappingProxyType({}), frozenset())
 @pytest.mark.parametrize(
     ("base", "reason"),
     [
-        (WIDER, r"has shape \(2, 4\); the base model and rank 2 need \(2, 5\)"),
+        (WIDER, r"is \(2, 4\): the base model and rank 2 need the shape \(2, 5\)"),
         (DEEPER, r"layers\.2\.self_attn\.q_proj: targeted by the config but not in the file"),
         (OTHER, "not a linear layer of the base model"),
     ],

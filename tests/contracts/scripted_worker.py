@@ -21,6 +21,7 @@ from loraplex.engine.frames import UnixAddress, encode, read_frame
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    Drop,
     Failed,
     Finished,
     FinishReason,
@@ -45,6 +46,7 @@ class ScriptedWorker:
     def __init__(self, path: Path, model: ModelInfo, max_events: int) -> None:
         self.client = StreamClient(UnixAddress(path), Security(), max_events)
         self.aborted: list[str] = []
+        self.dropped: list[tuple[str, str]] = []
         self._path = path
         self._model = model
         self._server: asyncio.Server | None = None
@@ -172,6 +174,8 @@ class ScriptedWorker:
             case Why(request_id):
                 answer = StepFrame(epoch="e", step=0, explained=(explained(request_id),))
                 self._send(answer)
+            case Drop(tenant, adapter):
+                self.dropped.append((tenant, adapter))
             case MetricsQuery(query_id):
                 self._send(MetricsText(query_id, "worker_steps_total 1\n"))
             case _:

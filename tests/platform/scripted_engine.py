@@ -110,6 +110,7 @@ class ScriptedEngine:
         self.max_events = max_events
         self.runs: dict[str, ScriptedRun] = {}
         self.aborted: list[str] = []
+        self.dropped: list[tuple[str, str]] = []
         self.metrics_text = "worker_steps_total 1\n"
         self.answer: Callable[[ScriptedEngine, str], None] | None = None
         self._submitted: asyncio.Queue[Submit] = asyncio.Queue()
@@ -166,6 +167,9 @@ class ScriptedEngine:
             run.put(self._abort(run))
         del self.runs[request_id]
         return run.ending
+
+    def drop(self, tenant: str, adapter: str) -> None:
+        self.dropped.append((tenant, adapter))
 
     async def metrics(self) -> str:
         return self.metrics_text if self.is_connected else ""

@@ -1,5 +1,6 @@
 """Experts and routers compute each row as transformers and PEFT do for its request alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from loraplex.engine.config import ModelConfig
 from loraplex.engine.experts import AdaptedParameters, ExpertRows, is_routed, route
 from loraplex.engine.lora_linear import AdapterRows, LoraRows
 from loraplex.engine.model import LoadedModel, load_model
+from loraplex.engine.parameter_probe import ParameterProbe
 from loraplex.engine.runner import ModelRunner
 from loraplex.kernels.lora_cpu import CpuLora
 
@@ -242,3 +244,58 @@ def test_experts_that_are_not_given_rows_as_they_come_are_refused(tmp_path: Path
     text = str(refused.value)
     assert "mlp.input_linear.weight" in text
     assert "no parameter of the base model that holds experts" in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_half_precision_the_same_parameters_take_adapters(folder: Path, dtype: str) -> None:
+    model = load_model(ModelConfig(folder, "tiny", "cpu", dtype))
+    assert model.shapes.parameters == load(folder).shapes.parameters
+    adopted = [m for m in model.network.modules() if isinstance(m, AdaptedParameters)]
+    assert sum(m.is_routed for m in adopted) == 3
+
+
+class Watched(nn.Module):
+    """A model of one module, called as `call` says."""
+
+    def __init__(self, inner: nn.Module, call: Callable[[nn.Module, Tensor], object]) -> None:
+        super().__init__()
+        self.inner, self.call = inner, call
+
+    def forward(self, x: Tensor) -> object:
+        return self.call(self.inner, x)
+
+
+class Router(nn.Module):
+    """Scores, which may be divided by their mean over rows."""
+
+    def __init__(self, *, is_normalised: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+        self.is_normalised = is_normalised
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (x @ self.weight.T).exp()
+        return scores / scores.mean(0) if self.is_normalised else scores
+
+
+@pytest.mark.parametrize(
+    ("is_normalised", "call", "served"),
+    [
+        (False, lambda inner, x: inner(x), True),
+        (True, lambda inner, x: inner(x), False),
+        (False, lambda inner, x: (inner(x), inner(x)), False),
+        (False, lambda inner, x: inner(x[:5]), False),
+        (False, lambda inner, x: inner(x=x), False),
+        (False, lambda inner, x: inner(x[None]), False),
+        (False, lambda _, x: x, False),
+    ],
+    ids=["by row", "rows together", "twice", "other rows", "by name", "another shape", "never"],
+)
+def test_only_modules_that_compute_each_row_by_itself_take_adapters(
+    is_normalised: bool, call: Callable[[nn.Module, Tensor], object], served: bool
+) -> None:
+    torch.manual_seed(0)
+    network = Watched(Router(is_normalised=is_normalised), call)
+    probe = ParameterProbe(network, 7)
+    network(torch.randn(7, 8))
+    assert probe.finish() == ({"inner.weight": (4, 8)} if served else {})

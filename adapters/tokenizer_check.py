@@ -53,9 +53,12 @@ def check(data: bytes, base_json: bytes, vocab_size: int) -> CheckedTokenizer:
     if added == _added(base) and layout.get("post_processor") == base.get("post_processor"):
         return CheckedTokenizer(None)
     try:
-        Tokenizer.from_str(data.decode())
+        tokenizer = Tokenizer.from_str(data.decode())
     except Exception as error:  # noqa: BLE001  the library raises Exception itself
         return CheckedTokenizer(None, (f"cannot be read: {error}",))
+    others = [t for i, t in added.items() if tokenizer.token_to_id(t["content"]) != i]
+    if others:
+        return CheckedTokenizer(None, (f"token {others[0]['content']!r} has two ids",))
     return CheckedTokenizer(hashlib.sha256(data).hexdigest())
 
 

@@ -2,6 +2,8 @@
 
 RegistryError
 ├── ModelNotFound       nothing that the tenant may use has the name
+├── UploadNotFound      the tenant has no such upload
+├── UploadConflict      the upload is past what is asked of it
 └── VersionConflict     the same checkpoint was published for another base model
 """
 
@@ -16,3 +18,11 @@ class ModelNotFound(RegistryError):
 
 class VersionConflict(RegistryError):
     """The adapter has a version of these bytes, made for another base model."""
+
+
+class UploadNotFound(RegistryError):
+    """No such upload for this tenant: absent or another tenant's, told alike."""
+
+
+class UploadConflict(RegistryError):
+    """An upload takes no more bytes, or is being checked, or is over."""

@@ -27,6 +27,8 @@ class Publication:
     num_bytes: int
     base_model: str
     """Name of the base model it was validated against."""
+    profile: str | None = None
+    """JSON: see `adapters.profile.Profile`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ async def publish(
             rank=publication.rank,
             num_bytes=publication.num_bytes,
             base_model=publication.base_model,
+            profile=publication.profile,
             created_at=now,
         )
         session.add(stored)

@@ -142,9 +142,9 @@ def _base_model(settings: "Settings", model: str | None) -> BaseModel:
     The name matters: an adapter is served only on the base model it was checked against.
     """
     from loraplex.adapters.base_shapes import BaseShapes
+    from loraplex.platform.adapter_checks import shapes_told
     from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir
     from loraplex.platform.settings import DEMO_MODEL
-    from loraplex.platform.uploads import shapes_told
 
     served = _served_model(settings.base_record_path)
     if model == DEMO_MODEL:

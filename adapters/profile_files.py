@@ -170,7 +170,7 @@ class _Reader:
             len(text) > MAX_TOKEN_CHARS for text in (*specials, *specials.values())
         ):
             self._refuse(
-                TOKENIZER_CONFIG_FILE,
+                f"{TOKENIZER_CONFIG_FILE}, {SPECIAL_TOKENS_FILE}",
                 f"at most {MAX_SPECIAL_TOKENS} special tokens of {MAX_TOKEN_CHARS} characters are "
                 "possible",
             )

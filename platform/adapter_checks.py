@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 
@@ -18,7 +17,8 @@ from loraplex.adapters.profile_files import (
     read_profile_files,
 )
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.protocol import LinearShapes, ModelInfo
+from loraplex.engine.protocol import ModelInfo
+from loraplex.platform.base_record import shapes_told
 from loraplex.platform.errors import TokenizerUnsupported
 from loraplex.platform.prompts import Prompts
 from loraplex.platform.receiving import nicely
@@ -84,19 +84,6 @@ def base_shapes(model: ModelInfo) -> BaseShapes:
             f"The engine of {model.name} has not told its layers, so no adapter can be checked."
         )
     return shapes_told(shapes)
-
-
-def shapes_told(shapes: LinearShapes) -> BaseShapes:
-    """The same as a worker tells it."""
-    return BaseShapes(
-        linears=MappingProxyType(shapes.linears),
-        embeddings=MappingProxyType(shapes.embeddings),
-        heads=frozenset(shapes.heads),
-        token_embedding=shapes.token_embedding,
-        is_tied=shapes.is_tied,
-        biases=MappingProxyType(shapes.biases),
-        parameters=MappingProxyType(shapes.parameters),
-    )
 
 
 async def _tokenizer_problems(

@@ -11,7 +11,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from loraplex.platform.api import adapter_uploads, adapters, chat, health, models, text_completions
+from loraplex.platform.api import (
+    adapter_uploads,
+    adapters,
+    audit,
+    chat,
+    health,
+    models,
+    text_completions,
+)
 from loraplex.platform.api.admin import admin
 from loraplex.platform.api.bodies import shown_name, unknown_parameter
 from loraplex.platform.api.faults import words_for
@@ -54,6 +62,7 @@ def create_app(resources: Resources) -> FastAPI:
         models.router,
         adapter_uploads.router,  # before those whose names could be `uploads`
         adapters.router,
+        audit.router,
         health.router,
         admin.router,
         console.router,
@@ -67,9 +76,11 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     services: Services = app.state.services
     resources = services.resources
     await asyncio.to_thread(sweep, resources.settings, resources.clock())
+    await services.adapter_deletions.sweep()  # so that others know of this gateway, too
     console_parts: Console = app.state.console
     async with _beside(
         {
+            "adapter-deletions": services.adapter_deletions.run(),
             "renew-holds": services.open_requests.keep_renewing(),
             "last-used-keys": services.last_used.run(resources.database),
             "last-used-admin-keys": services.admin_last_used.run(resources.database),
@@ -81,6 +92,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         finally:
             await services.open_requests.settle_all()
             services.prompts.close()
+            await services.adapter_deletions.leave()
             await resources.templates.close()
 
 

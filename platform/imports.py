@@ -1,6 +1,7 @@
 """Adapters that are fetched by the gateway, from sources that its settings name."""
 
 import shutil
+from dataclasses import dataclass
 
 from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.registry import uploads
@@ -11,11 +12,26 @@ from loraplex.platform.receiving import on_disk, uploads_dir
 from loraplex.platform.services import Resources
 from loraplex.platform.sources import Source, check_found, open_source
 from loraplex.platform.uploads import Begun, check_name, publish
+from loraplex.tenants import audit
 from loraplex.tenants.ids import new_id
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where an adapter lies."""
+
+    source: str
+    """A name of the settings."""
+    path: str
+    """Inside it."""
+
+
 async def import_adapter(
-    resources: Resources, tenant_id: str, name: str, source: str, path: str
+    resources: Resources,
+    tenant_id: str,
+    name: str,
+    reference: Reference,
+    actor: str = audit.PLATFORM,
 ) -> PublishedVersion:
     """Fetch an adapter's files from a source, check them, publish them as the newest version.
 
@@ -23,6 +39,7 @@ async def import_adapter(
     TooManyUploads, and as `publish` does.
     """
     check_name(name)
+    source, path = reference.source, reference.path
     opened = _source(resources, source)
     with resources.upload_slots.taken(tenant_id):
         sizes = await on_disk(lambda: opened.sizes(path))
@@ -37,7 +54,7 @@ async def import_adapter(
         try:
             await on_disk(lambda: folder.mkdir(parents=True))
             await on_disk(lambda: opened.fetch(path, sizes, folder))
-            return await publish(resources, tenant_id, name, folder, Begun(new.id))
+            return await publish(resources, tenant_id, name, folder, actor, Begun(new.id))
         except CheckpointInvalid:
             raise
         except BaseException:

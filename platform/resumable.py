@@ -27,6 +27,7 @@ from loraplex.platform.receiving import on_disk, uploads_dir
 from loraplex.platform.services import Resources
 from loraplex.platform.upload_files import ADAPTER_FILES, check_files
 from loraplex.platform.uploads import Begun, check_name, publish
+from loraplex.tenants import audit
 from loraplex.tenants.ids import new_id
 
 CHECK_S = 900.0
@@ -127,7 +128,9 @@ class Piece:
     offset: int
 
 
-async def complete(resources: Resources, tenant_id: str, upload_id: str) -> UploadRecord:
+async def complete(
+    resources: Resources, tenant_id: str, upload_id: str, actor: str = audit.PLATFORM
+) -> UploadRecord:
     """Check and publish an upload whose bytes are all there; again, it says the same.
 
     Raises UploadNotFound, UploadConflict while it is being checked or if it is cancelled,
@@ -149,7 +152,7 @@ async def complete(resources: Resources, tenant_id: str, upload_id: str) -> Uplo
         if not await uploads.claim(session, tenant_id, record.id, now, stale_before):
             status = (await uploads.get(session, tenant_id, record.id)).status
             raise UploadConflict(f"The upload is {status}; ask again what came of it.")
-    await _publish(resources, tenant_id, record)
+    await _publish(resources, tenant_id, record, actor)
     return (await look(resources, tenant_id, upload_id)).record
 
 
@@ -170,11 +173,13 @@ async def expire(resources: Resources) -> None:
         await _remove(resources, upload_id)
 
 
-async def _publish(resources: Resources, tenant_id: str, record: UploadRecord) -> PublishedVersion:
+async def _publish(
+    resources: Resources, tenant_id: str, record: UploadRecord, actor: str
+) -> PublishedVersion:
     folder = _folder(resources, record.id) / RECEIVED_DIR
     begun = Begun(record.id, retry_as="uploading")
     try:
-        version = await publish(resources, tenant_id, record.name, folder, begun)
+        version = await publish(resources, tenant_id, record.name, folder, actor, begun)
     except CheckpointInvalid:
         await _remove(resources, record.id)
         raise

@@ -10,6 +10,9 @@ from prometheus_client import CollectorRegistry
 from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.storage import Store
 from loraplex.engine.client import EngineClient
+from loraplex.platform.adapter_bytes import removal
+from loraplex.platform.adapter_deletions import AdapterDeletions
+from loraplex.platform.adapter_uses import AdapterUses
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
 from loraplex.platform.open_requests import OpenRequests
@@ -19,7 +22,7 @@ from loraplex.platform.settings import Settings
 from loraplex.platform.template_process import TemplateLimits, TemplateProcesses
 from loraplex.platform.upload_slots import UploadSlots
 from loraplex.tenants.db import Database
-from loraplex.tenants.ids import Entropy
+from loraplex.tenants.ids import Entropy, new_id
 from loraplex.tenants.last_used import LastUsed
 from loraplex.tenants.quotas import Quotas
 from loraplex.tenants.tables import AdminKey, ApiKey
@@ -80,6 +83,8 @@ class Services:
     profiles: Profiles
     open_requests: OpenRequests
     metrics: GatewayMetrics
+    adapter_uses: AdapterUses
+    adapter_deletions: AdapterDeletions
     last_used: LastUsed
     admin_last_used: LastUsed
 
@@ -91,6 +96,7 @@ class Services:
 def build_services(resources: Resources) -> Services:
     """Compose the parts. Nothing is started."""
     metrics = GatewayMetrics(resources.registry)
+    uses = AdapterUses()
     return Services(
         resources=resources,
         prompts=PromptsOfEngine(
@@ -109,6 +115,15 @@ def build_services(resources: Resources) -> Services:
             resources.now,
         ),
         metrics=metrics,
+        adapter_uses=uses,
+        adapter_deletions=AdapterDeletions(
+            new_id("gtw", resources.now(), resources.entropy),
+            resources.database,
+            resources.engine,
+            removal(resources.settings),
+            uses,
+            resources.now,
+        ),
         last_used=LastUsed(ApiKey),
         admin_last_used=LastUsed(AdminKey),
     )

@@ -5,15 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loraplex.adapters.errors import CheckpointInvalid
-from loraplex.adapters.registry import registry, uploads
+from loraplex.adapters.registry import registry, storage_use, uploads
+from loraplex.adapters.registry.errors import RegistryError
 from loraplex.adapters.registry.registry import Publication, PublishedVersion
 from loraplex.adapters.registry.uploads import NewUpload
-from loraplex.platform.adapter_checks import check_adapter
+from loraplex.platform.adapter_bytes import removal
+from loraplex.platform.adapter_checks import CheckedAdapter, check_adapter
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.receiving import nicely, on_disk, received
 from loraplex.platform.services import Resources
+from loraplex.tenants import audit, directory
+from loraplex.tenants.audit import Act
 from loraplex.tenants.errors import NameInvalid
 from loraplex.tenants.ids import check_slug, new_id
+
+MAX_TOLD_PROBLEMS = 20
+"""Of a refused adapter, in the audit log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ async def receive(
     tenant_id: str,
     content_type: str,
     chunks: AsyncIterator[bytes],
+    actor: str = audit.PLATFORM,
     name: str | None = None,
 ) -> PublishedVersion:
     """Take an upload for a tenant; when this returns, the adapter can be called. An archive needs a
@@ -48,25 +56,32 @@ async def receive(
                 raise InvalidRequest("name is missing.", "name", "missing_required_parameter")
             if name not in {None, asked}:
                 raise InvalidRequest("The form and the query have different names.", "name")
-            return await publish(resources, tenant_id, asked, upload.folder)
+            return await publish(resources, tenant_id, asked, upload.folder, actor)
 
 
 async def publish(
-    resources: Resources, tenant_id: str, name: str, folder: Path, begun: Begun | None = None
+    resources: Resources,
+    tenant_id: str,
+    name: str,
+    folder: Path,
+    actor: str = audit.PLATFORM,
+    begun: Begun | None = None,
 ) -> PublishedVersion:
     """Check a checkpoint's folder against the served model, store it, make it the newest version.
     What becomes of it is noted as an upload, which `begun` is, or a new one.
 
-    Raises InvalidRequest for its name, CheckpointInvalid, VersionConflict, EngineUnavailable,
-    StorageUnavailable.
+    Raises InvalidRequest for its name, CheckpointInvalid, VersionConflict, AdapterTooLarge,
+    StorageLimitReached, EngineUnavailable, StorageUnavailable.
     """
     check_name(name)
     begun = begun or await _begin(resources, tenant_id, name, folder)
+    act = Act(actor, resources.now())
     try:
-        return await _publish(resources, tenant_id, name, folder, begun)
+        async with resources.checks:
+            checked = await check_adapter(resources, tenant_id, folder)
+        return await _store_and_publish(resources, act, tenant_id, name, checked, begun)
     except CheckpointInvalid as error:
-        async with resources.database.session() as session:
-            await uploads.end(session, begun.id, "rejected", resources.now(), error.problems)
+        await _tell_rejection(resources, act, tenant_id, name, begun, error)
         raise
     except BaseException:
         async with resources.database.session() as session:
@@ -93,24 +108,57 @@ async def _begin(resources: Resources, tenant_id: str, name: str, folder: Path) 
     return begun
 
 
-async def _publish(
-    resources: Resources, tenant_id: str, name: str, folder: Path, begun: Begun
+async def _store_and_publish(
+    resources: Resources,
+    act: Act,
+    tenant_id: str,
+    name: str,
+    checked: CheckedAdapter,
+    begun: Begun,
 ) -> PublishedVersion:
-    model = resources.engine.model
-    async with resources.checks:
-        checked = await check_adapter(resources, tenant_id, folder)
-        checkpoint, kept = checked.checkpoint, checked.profile.kept()
-        await nicely(lambda: resources.store.put(checkpoint, kept))
+    checkpoint, kept = checked.checkpoint, checked.profile.kept()
     publication = Publication(
         name,
         checkpoint.digest,
         checkpoint.rank,
         checkpoint.num_bytes,
-        model.name,
+        resources.engine.model.name,
+        len(checkpoint.modules),
         checked.profile.encoded(),
     )
-    now = resources.now()
+
+    async def keep() -> None:
+        await nicely(lambda: resources.store.put(checkpoint, kept))
+
+    async with resources.database.reader() as session:
+        await storage_use.check_limits(session, tenant_id, publication)
+    await keep()
+    try:
+        async with resources.database.session() as session:
+            version = await registry.publish(
+                session, tenant_id, publication, act.at, act.actor, keep
+            )
+            await uploads.finish(session, tenant_id, begun.id, version, act.at)
+            return version
+    except RegistryError:
+        async with resources.database.session() as session:
+            await storage_use.remove_unnamed(
+                session, checkpoint.digest, removal(resources.settings)
+            )
+        raise
+
+
+async def _tell_rejection(
+    resources: Resources,
+    act: Act,
+    tenant_id: str,
+    name: str,
+    begun: Begun,
+    error: CheckpointInvalid,
+) -> None:
     async with resources.database.session() as session:
-        version = await registry.publish(session, tenant_id, publication, now)
-        await uploads.finish(session, tenant_id, begun.id, version, now)
-    return version
+        await uploads.end(session, begun.id, "rejected", act.at, error.problems)
+        tenant = await directory.get(session, tenant_id)
+        detail = {"problems": error.problems[:MAX_TOLD_PROBLEMS], "upload": begun.id}
+        subject = f"{tenant.name}/{name}"
+        await audit.append(session, act, tenant_id, "adapter.reject", subject, detail)

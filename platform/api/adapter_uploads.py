@@ -14,7 +14,7 @@ from loraplex.platform.api.paging import Listing, Page, View, listing
 from loraplex.platform.api.views import AdapterVersionView
 from loraplex.platform.deps import Caller, ServicesOf, body_of, chunks_of
 from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.imports import import_adapter
+from loraplex.platform.imports import Reference, import_adapter
 from loraplex.platform.resumable import Piece, Progress
 
 router = APIRouter(tags=["adapters"])
@@ -162,7 +162,7 @@ async def append_to_file(
 async def complete_upload(upload_id: str, caller: Caller, services: ServicesOf) -> UploadView:
     """Check an upload whose bytes are all there, and publish it. It may be asked again."""
     resources = services.resources
-    record = await resumable.complete(resources, caller.tenant_id, upload_id)
+    record = await resumable.complete(resources, caller.tenant_id, upload_id, caller.key_id)
     return UploadView.of(await resumable.progress_of(resources, record))
 
 
@@ -180,7 +180,11 @@ async def import_by_reference(
     """Publish an adapter that lies in one of the platform's sources."""
     asked = parse_exactly(await body_of(request), ImportBody)
     version = await import_adapter(
-        services.resources, caller.tenant_id, asked.name, asked.source, asked.path
+        services.resources,
+        caller.tenant_id,
+        asked.name,
+        Reference(asked.source, asked.path),
+        caller.key_id,
     )
     return AdapterVersionView.of(version)
 

@@ -48,7 +48,9 @@ async def upload_adapter(
         async with received(resources.settings, content_type, request.stream(), fields) as upload:
             form = Form(upload.fields)
             check_token(form, session)
-            version = await publish(resources, tenant.id, form.text("name"), upload.folder)
+            version = await publish(
+                resources, tenant.id, form.text("name"), upload.folder, session.key_id
+            )
     except ClientDisconnect:
         raise ClientGone from None
     except REFUSALS as error:

@@ -256,7 +256,7 @@ async def test_two_who_complete_at_once_publish_once(
     assert {answer.status_code for answer in answers} <= {200, 409}
     assert 200 in {answer.status_code for answer in answers}
     assert (await complete(gateway, upload)).json()["version"] == "acme/support@1"
-    versions = (await gateway.client.get("/v1/adapters/support")).json()["data"]
+    versions = (await gateway.client.get("/v1/adapters/support/versions")).json()["data"]
     assert [version["version"] for version in versions] == [1]
 
 

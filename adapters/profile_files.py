@@ -11,6 +11,7 @@ import msgspec
 from loraplex.adapters import strict_json, tokenizer_check
 from loraplex.adapters.errors import Problem
 from loraplex.adapters.profile import TOKENIZER_FILE, Profile
+from loraplex.adapters.tokenizer_check import CheckedTokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -102,10 +103,12 @@ class _Reader:
         template = self._template(config)
         if template == self.base.chat_template and self._has_the_bases(specials):
             template = None
+        tokenizer = self._tokenizer()
         profile = Profile(
             chat_template=template,
             special_tokens={} if template is None else {**self.base.special_tokens, **specials},
-            tokenizer_sha256=self._tokenizer(),
+            tokenizer_sha256=tokenizer.sha256,
+            added_tokens=tokenizer.added,
             **self._generation(self._object(GENERATION_FILE)),
         )
         return ReadProfile(profile, tuple(self.problems))
@@ -176,18 +179,18 @@ class _Reader:
             )
         return specials
 
-    def _tokenizer(self) -> str | None:
+    def _tokenizer(self) -> CheckedTokenizer:
         data = self._bytes(TOKENIZER_FILE, MAX_TOKENIZER_BYTES)
         added = self._object(ADDED_TOKENS_FILE)
         if data is None:
             ids = tokenizer_check.added_ids(self.base.tokenizer_json)
             if any(ids.get(text) != token_id for text, token_id in added.items()):
                 self._refuse(ADDED_TOKENS_FILE, f"adds tokens that no {TOKENIZER_FILE} has")
-            return None
+            return CheckedTokenizer(None)
         checked = tokenizer_check.check(data, self.base.tokenizer_json, self.base.vocab_size)
         for reason in checked.problems:
             self._refuse(TOKENIZER_FILE, reason)
-        return checked.sha256
+        return checked
 
     def _generation(self, config: dict[str, Any]) -> dict[str, Any]:
         """Fields of the profile that generation_config.json sets."""

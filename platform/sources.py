@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from loraplex.platform.errors import BodyTooLarge, InvalidRequest, SourceUnavailable
 from loraplex.platform.upload_files import ADAPTER_FILES, check_files
@@ -115,7 +115,8 @@ class RemoteSource:
                 with files.open(f"{root}/{path}/{name}", "rb") as file:
                     _copy(file, into / name, size)
 
-    def _open(self):  # type: ignore[no-untyped-def]  # noqa: ANN202  fsspec has no types
+    def _open(self) -> tuple[Any, str]:
+        """The file system, which has no type, and the root on it."""
         from fsspec.core import url_to_fs  # noqa: PLC0415  drivers are slow to load
 
         files, root = url_to_fs(self.url)

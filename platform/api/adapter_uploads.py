@@ -91,7 +91,7 @@ class UploadView(View):
         return cls(
             id=record.id,
             name=record.name,
-            status=record.status,  # type: ignore[arg-type]  # the table has a constraint
+            status=record.status,
             source=record.source,
             files={
                 name: FileView(received=offsets.get(name, 0), total=total)

@@ -24,7 +24,7 @@ def upload_form() -> dict[str, Any]:
     """The OpenAPI description of an upload, which is read as it comes."""
     file = {"type": "string", "format": "binary"}
     name = {"type": "string", "description": "The adapter's name, a slug."}
-    properties = {"name": name, **dict.fromkeys(ADAPTER_FILES, file)}
+    properties: dict[str, object] = {"name": name, **dict.fromkeys(ADAPTER_FILES, file)}
     form = {"type": "object", "required": list(REQUIRED_FILES), "properties": properties}
     content = {"multipart/form-data": {"schema": form}}
     content |= {kind: {"schema": file} for kind in TAR_TYPES}

@@ -22,9 +22,9 @@ from tests.platform.tiny_model import model_info
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, inspect
 from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.receiving import ABANDONED_S, received, sweep
 from loraplex.platform.settings import Settings
 from loraplex.platform.upload_form import UploadForm
-from loraplex.platform.uploads import ABANDONED_S, received, sweep
 from loraplex.tenants import admin_keys
 
 MIB = 1024 * 1024
@@ -337,7 +337,8 @@ async def test_what_killed_processes_left_is_removed_once_it_is_old(settings: Se
         folder = settings.data_dir / "uploads" / name
         folder.mkdir(parents=True)
         (folder / CONFIG_FILE).write_bytes(b"x")
-        os.utime(folder, (now_s - age_s, now_s - age_s))
+        for path in (folder / CONFIG_FILE, folder):
+            os.utime(path, (now_s - age_s, now_s - age_s))
     sweep(settings, now_s)
     assert [path.name for path in (settings.data_dir / "uploads").iterdir()] == ["new"]
 

@@ -120,6 +120,7 @@ def _check_and_store(
 ) -> "Publication":
     """Validate the checkpoint, copy it into the store, and return what to publish."""
     from loraplex.adapters.checkpoint import CONFIG_FILE, inspect
+    from loraplex.adapters.profile import Profile
     from loraplex.adapters.registry.registry import Publication
     from loraplex.adapters.storage import AdapterStore
     from loraplex.tenants.ids import check_slug
@@ -135,7 +136,15 @@ def _check_and_store(
         AdapterStore(store).put(checkpoint)
     except OSError as error:
         raise CommandFailed(f"the adapter cannot be stored in {store}: {error}") from error
-    return Publication(name, checkpoint.digest, checkpoint.rank, checkpoint.num_bytes, base.name)
+    return Publication(
+        name,
+        checkpoint.digest,
+        checkpoint.rank,
+        checkpoint.num_bytes,
+        base.name,
+        len(checkpoint.modules),
+        Profile(invocation_tokens=checkpoint.config.invocation_tokens).encoded(),
+    )
 
 
 def _base_model(settings: "Settings", model: str | None) -> BaseModel:

@@ -1,6 +1,8 @@
 """Whether a folder is an adapter of the served model, with all that it brings."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -23,7 +25,8 @@ from loraplex.platform.errors import TokenizerUnsupported
 from loraplex.platform.prompts import Prompts
 from loraplex.platform.receiving import nicely
 from loraplex.platform.services import Resources
-from loraplex.platform.template_process import Template, TemplateFailed
+from loraplex.platform.template_process import Template, TemplateFailed, TemplateProcesses
+from loraplex.tenants.ids import Entropy
 
 SAMPLES = (
     ({"role": "user", "content": "Hello"},),
@@ -45,13 +48,30 @@ class CheckedAdapter:
     profile: Profile
 
 
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """What adapters are checked against, and with."""
+
+    model: ModelInfo
+    templates: TemplateProcesses
+    now: Callable[[], datetime]
+    entropy: Entropy
+
+
 async def check_adapter(resources: Resources, tenant_id: str, folder: Path) -> CheckedAdapter:
-    """Check the checkpoint in a folder against the served model, with its profile.
+    """The same as `check_folder`, against the served model."""
+    model = resources.engine.model
+    checker = Checker(model, resources.templates, resources.now, resources.entropy)
+    return await check_folder(checker, tenant_id, folder)
+
+
+async def check_folder(checker: Checker, tenant_id: str, folder: Path) -> CheckedAdapter:
+    """Check the checkpoint in a folder, with its profile.
 
     Raises CheckpointInvalid with every problem, EngineUnavailable before a worker has told its
     model, StorageUnavailable where the folder cannot be read.
     """
-    model = resources.engine.model
+    model = checker.model
     shapes = base_shapes(model)
     ways = BaseWays(
         model.tokenizer_json, model.chat_template, model.special_tokens, model.vocab_size
@@ -66,8 +86,8 @@ async def check_adapter(resources: Resources, tenant_id: str, folder: Path) -> C
 
     checkpoint, found, problems = await nicely(read)
     problems += found.problems
-    problems += await _tokenizer_problems(resources, model, folder, found.profile)
-    problems += await _template_problems(resources, tenant_id, found.profile)
+    problems += await _tokenizer_problems(checker, folder, found.profile)
+    problems += await _template_problems(checker, tenant_id, found.profile)
     if checkpoint is None or problems:
         raise CheckpointInvalid(problems)
     invocation = checkpoint.config.invocation_tokens
@@ -87,7 +107,7 @@ def base_shapes(model: ModelInfo) -> BaseShapes:
 
 
 async def _tokenizer_problems(
-    resources: Resources, model: ModelInfo, folder: Path, profile: Profile
+    checker: Checker, folder: Path, profile: Profile
 ) -> tuple[Problem, ...]:
     """Whether user text can be told from the tokenizer's special tokens."""
     if profile.tokenizer_sha256 is None:
@@ -95,8 +115,8 @@ async def _tokenizer_problems(
 
     def load() -> None:
         data = (folder / TOKENIZER_FILE).read_bytes()
-        own = msgspec.structs.replace(model, tokenizer_json=data)
-        Prompts(own, resources.now, resources.entropy)
+        own = msgspec.structs.replace(checker.model, tokenizer_json=data)
+        Prompts(own, checker.now, checker.entropy)
 
     try:
         await nicely(load)
@@ -106,14 +126,14 @@ async def _tokenizer_problems(
 
 
 async def _template_problems(
-    resources: Resources, tenant_id: str, profile: Profile
+    checker: Checker, tenant_id: str, profile: Profile
 ) -> tuple[Problem, ...]:
     if profile.chat_template is None:
         return ()
     template = Template(tenant_id, profile.chat_template, profile.special_tokens)
     try:
         for sample in SAMPLES:
-            await resources.templates.render(template, list(sample))
+            await checker.templates.render(template, list(sample))
     except TemplateFailed as error:
         shown = ", ".join(message["role"] for message in sample)
         reason = f"fails on a conversation of {shown}: {error}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loraplex.platform.cli import adapter_check
+from loraplex.platform.cli.adapter_upload import upload
 from loraplex.platform.cli.context import (
     AsJson,
     CommandContext,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from loraplex.platform.settings import Settings
 
 app = typer.Typer(help="Adapters of a tenant.")
+app.command()(upload)
 app.command()(adapter_check.check)
 
 

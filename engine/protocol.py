@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport
+
 PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
@@ -102,8 +104,8 @@ class Why(msgspec.Struct, frozen=True, tag="why"):
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    """Nobody will ask for this adapter of the tenant any more: free its memory of all kinds, once
-    no request uses it or waits for it. Not answered; may be repeated."""
+    """Nobody will ask for this adapter of the tenant any more: free all its memory, once no
+    request uses it or waits for it. Not answered; may be repeated."""
 
     tenant: str
     adapter: str
@@ -116,7 +118,7 @@ class MetricsQuery(msgspec.Struct, frozen=True, tag="metrics_query"):
     query_id: int
 
 
-GatewayMessage = Hello | Submit | Abort | Why | Drop | MetricsQuery
+GatewayMessage = Hello | Submit | Abort | Why | Drop | Pins | MetricsQuery | ResidencyQuery
 
 
 class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,4 +279,4 @@ class MetricsText(msgspec.Struct, frozen=True, tag="metrics_text"):
     text: str
 
 
-WorkerMessage = Welcome | StepFrame | MetricsText
+WorkerMessage = Welcome | StepFrame | MetricsText | ResidencyReport

@@ -20,7 +20,8 @@ class StoredAdapters:
     def read(self, digest: str) -> VerifiedAdapter:
         """See `weights.read`."""
         pins = self.runner.model.device.type == "cuda"
-        return weights.read(self.store, digest, self.runner.shapes, pins=pins)
+        model = self.runner.model
+        return weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]

@@ -169,8 +169,17 @@ class Told:
     message: str
     param: str | None
     headers: tuple[tuple[str, str], ...]
-    problems: tuple[str, ...] = ()
+    problems: tuple[adapters.Problem, ...] = ()
     """Each reason, where there may be several."""
+
+    def problem_fields(self) -> dict[str, object]:
+        """The reasons as texts for people and, as `details`, by field for programs."""
+        if not self.problems:
+            return {}
+        return {
+            "problems": [str(problem) for problem in self.problems],
+            "details": [problem._asdict() for problem in self.problems],
+        }
 
 
 _REQUEST, _OUTAGE, _SERVER = "invalid_request_error", "service_unavailable_error", "server_error"
@@ -289,8 +298,7 @@ def describe(error: BaseException) -> ErrorReply:
         "param": told.param,
         "code": told.code,
     }
-    if told.problems:
-        fields["problems"] = told.problems
+    fields |= told.problem_fields()
     body = msgspec.json.encode({"error": fields})
     return ErrorReply(told.status, body, encoded(told.headers, "application/json"))
 
@@ -307,9 +315,7 @@ def tell(error: BaseException) -> Told:
         message=rule.message or str(error),
         param=_param(error),
         headers=(*rule.headers, *_wait_headers(error)),
-        problems=tuple(map(str, error.problems))
-        if isinstance(error, adapters.CheckpointInvalid)
-        else (),
+        problems=error.problems if isinstance(error, adapters.CheckpointInvalid) else (),
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loraplex.platform.cli import adapter_top
 from loraplex.platform.cli.context import (
     AsJson,
     CommandContext,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from loraplex.platform.settings import Settings
 
 app = typer.Typer(help="Adapters of a tenant.")
+app.command()(adapter_top.top)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
             await services.open_requests.settle_all()
             services.prompts.close()
             await services.adapter_deletions.leave()
+            await resources.templates.close()
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 from loraplex.adapters.base_shapes import BaseShapes
@@ -16,8 +15,9 @@ from loraplex.adapters.registry import registry, storage_use
 from loraplex.adapters.registry.errors import RegistryError
 from loraplex.adapters.registry.registry import Publication, PublishedVersion
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.protocol import LinearShapes, ModelInfo
+from loraplex.engine.protocol import ModelInfo
 from loraplex.platform.adapter_bytes import removal, store_of
+from loraplex.platform.base_record import shapes_told
 from loraplex.platform.errors import InvalidRequest, StorageUnavailable
 from loraplex.platform.services import Resources
 from loraplex.platform.settings import Settings
@@ -160,19 +160,6 @@ def base_shapes(model: ModelInfo) -> BaseShapes:
             f"The engine of {model.name} has not told its layers, so no adapter can be checked."
         )
     return shapes_told(shapes)
-
-
-def shapes_told(shapes: LinearShapes) -> BaseShapes:
-    """The same as a worker tells it."""
-    return BaseShapes(
-        linears=MappingProxyType(shapes.linears),
-        embeddings=MappingProxyType(shapes.embeddings),
-        heads=frozenset(shapes.heads),
-        token_embedding=shapes.token_embedding,
-        is_tied=shapes.is_tied,
-        biases=MappingProxyType(shapes.biases),
-        parameters=MappingProxyType(shapes.parameters),
-    )
 
 
 def sweep(settings: Settings, now_s: float) -> None:

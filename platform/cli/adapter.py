@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loraplex.platform.cli import adapter_top
+from loraplex.platform.cli import adapter_check, adapter_top
 from loraplex.platform.cli.context import (
     AsJson,
     CommandContext,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from loraplex.platform.settings import Settings
 
 app = typer.Typer(help="Adapters of a tenant.")
+app.command()(adapter_check.check)
 app.command()(adapter_top.top)
 
 
@@ -144,9 +145,9 @@ def _base_model(settings: "Settings", model: str | None) -> BaseModel:
     The name matters: an adapter is served only on the base model it was checked against.
     """
     from loraplex.adapters.base_shapes import BaseShapes
+    from loraplex.platform.base_record import shapes_told
     from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir
     from loraplex.platform.settings import DEMO_MODEL
-    from loraplex.platform.uploads import shapes_told
 
     served = _served_model(settings.base_record_path)
     if model == DEMO_MODEL:

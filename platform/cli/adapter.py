@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loraplex.platform.cli import adapter_check
+from loraplex.platform.cli import adapter_check, adapter_top
 from loraplex.platform.cli.adapter_upload import upload
 from loraplex.platform.cli.context import (
     AsJson,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Adapters of a tenant.")
 app.command()(upload)
 app.command()(adapter_check.check)
+app.command()(adapter_top.top)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The gateway's side of the stream: submit, stream, abort, reconnect. No torch."""
 
 import asyncio
-import itertools
 import logging
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import OrderedDict
@@ -12,7 +11,13 @@ from typing import Protocol
 import msgspec
 
 from loraplex.engine.claim import claimed, held
-from loraplex.engine.client_events import ending_of, failure_of, merged, rejection_of
+from loraplex.engine.client_events import (
+    OpenRequest,
+    ending_of,
+    failure_of,
+    merged,
+    rejection_of,
+)
 from loraplex.engine.errors import (
     EngineError,
     EngineNotReached,
@@ -28,6 +33,7 @@ from loraplex.engine.frames import (
     parse_address,
     read_frame,
 )
+from loraplex.engine.pending import PendingQuestions
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -37,9 +43,12 @@ from loraplex.engine.protocol import (
     MetricsQuery,
     MetricsText,
     ModelInfo,
+    SelfTest,
     StepFrame,
     Submit,
     Tokens,
+    Verified,
+    Verify,
     Welcome,
     Why,
     WorkerMessage,
@@ -58,8 +67,11 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 QUERY_TIMEOUT_S = 1.0
+VERIFY_TIMEOUT_S = 240.0
+"""For a test and those before it. One takes seconds, and at most a minute or two."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
 MAX_KEPT_ENDINGS = 4096
+_GONE = "the worker went away"
 
 
 class EngineClient(Protocol):
@@ -102,23 +114,15 @@ class EngineClient(Protocol):
         """The worker's metrics as Prometheus text; empty if it does not answer within a second."""
         ...
 
+    async def verify(
+        self, tenant: str, adapter: str, weight: float = 1.0, *, may_use_peft: bool = True
+    ) -> SelfTest:
+        """Test a stored adapter of a tenant as `Verify` says; tests wait for each other.
 
-class _Open:
-    """A request that the worker has not ended yet."""
-
-    def __init__(self, max_events: int) -> None:
-        self.events: asyncio.Queue[Tokens | Finished | EngineError] = asyncio.Queue()
-        self.max_events = max_events
-        self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
-        self.questions: list[asyncio.Future[Explained]] = []
-        self.abandoned = False
-
-    async def take(self) -> list[Tokens | Finished | EngineError]:
-        """Wait for events and remove all that are there."""
-        taken = [await self.events.get()]
-        while not self.events.empty():
-            taken.append(self.events.get_nowait())
-        return taken
+        Raises EngineUnavailable if there is no worker, if it goes away, does not answer in time or
+        cannot make the test: none of this says anything about the adapter.
+        """
+        ...
 
 
 class StreamClient:
@@ -134,10 +138,10 @@ class StreamClient:
         self._writer: StreamWriter | None = None
         self._connected = asyncio.Event()
         self._was_connected = False
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._endings: OrderedDict[str, Finished] = OrderedDict()
-        self._queries: dict[int, asyncio.Future[str]] = {}
-        self._query_ids = itertools.count()
+        self._metrics: PendingQuestions[str] = PendingQuestions()
+        self._verifications: PendingQuestions[SelfTest] = PendingQuestions()
         self._task: asyncio.Task[None] | None = None
         self._told = ""
 
@@ -173,7 +177,7 @@ class StreamClient:
         if self._writer is None:
             raise EngineNotReached("no worker is connected; retry in a moment")
         max_events = self._max_events * submit.sampling.n
-        request = self._open[submit.request_id] = _Open(max_events)
+        request = self._open[submit.request_id] = OpenRequest(max_events)
         self._send(submit)
         try:
             while True:
@@ -218,17 +222,35 @@ class StreamClient:
 
     async def metrics(self) -> str:
         """See EngineClient."""
-        query_id = next(self._query_ids)
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._queries[query_id] = answer
-        self._send(MetricsQuery(query_id))
         try:
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
-                return await answer
-        except TimeoutError:
+            return await self._metrics.ask(
+                lambda query_id: self._send(MetricsQuery(query_id)), QUERY_TIMEOUT_S
+            )
+        except (TimeoutError, EngineUnavailable):
             return ""
-        finally:
-            del self._queries[query_id]
+
+    async def verify(
+        self, tenant: str, adapter: str, weight: float = 1.0, *, may_use_peft: bool = True
+    ) -> SelfTest:
+        """See EngineClient."""
+        if self._writer is None:
+            raise EngineNotReached("no worker is connected; retry in a moment")
+
+        def send(query_id: int) -> None:
+            self._send(
+                Verify(
+                    query_id=query_id,
+                    tenant=tenant,
+                    adapter=adapter,
+                    weight=weight,
+                    may_use_peft=may_use_peft,
+                )
+            )
+
+        try:
+            return await self._verifications.ask(send, VERIFY_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineUnavailable("the worker did not test the adapter in time") from None
 
     def _send(self, message: object) -> None:
         if self._writer is not None:
@@ -290,9 +312,11 @@ class StreamClient:
                 case StepFrame() as frame:
                     self._take(frame)
                 case MetricsText(query_id, text):
-                    query = self._queries.get(query_id)
-                    if query is not None and not query.done():
-                        query.set_result(text)
+                    self._metrics.answer(query_id, text)
+                case Verified(query_id=query_id, report=None, message=message):
+                    self._verifications.fail(query_id, EngineUnavailable(message))
+                case Verified(query_id=query_id, report=SelfTest() as report):
+                    self._verifications.answer(query_id, report)
 
     def _greet(self, welcome: Welcome, writer: StreamWriter) -> None:
         if welcome.protocol != PROTOCOL_VERSION:
@@ -360,7 +384,6 @@ class StreamClient:
         self._writer = None
         self._connected.clear()
         for request_id in list(self._open):
-            self._end(request_id, EngineUnavailable("the worker went away"), None)
-        for query in self._queries.values():
-            if not query.done():
-                query.set_result("")
+            self._end(request_id, EngineUnavailable(_GONE), None)
+        self._metrics.fail_all(EngineUnavailable(_GONE))
+        self._verifications.fail_all(EngineUnavailable(_GONE))

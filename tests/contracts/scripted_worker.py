@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from tests.platform.scripted_engine import explained
+from tests.platform.scripted_engine import PASSED, explained
 
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.errors import (
@@ -29,11 +29,14 @@ from loraplex.engine.protocol import (
     MetricsText,
     ModelInfo,
     Rejected,
+    SelfTest,
     StepFrame,
     Submit,
     TokenLogprob,
     Tokens,
     Usage,
+    Verified,
+    Verify,
     Welcome,
     Why,
 )
@@ -45,6 +48,8 @@ class ScriptedWorker:
     def __init__(self, path: Path, model: ModelInfo, max_events: int) -> None:
         self.client = StreamClient(UnixAddress(path), Security(), max_events)
         self.aborted: list[str] = []
+        self.self_test: SelfTest | str | None = PASSED
+        self.verified: list[Verify] = []
         self._path = path
         self._model = model
         self._server: asyncio.Server | None = None
@@ -174,5 +179,12 @@ class ScriptedWorker:
                 self._send(answer)
             case MetricsQuery(query_id):
                 self._send(MetricsText(query_id, "worker_steps_total 1\n"))
+            case Verify(query_id=query_id):
+                self.verified.append(message)
+                found = self.self_test
+                if isinstance(found, str):
+                    self._send(Verified(query_id=query_id, report=None, message=found))
+                elif found is not None:
+                    self._send(Verified(query_id=query_id, report=found))
             case _:
                 self._send(Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=self._model))

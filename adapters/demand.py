@@ -4,6 +4,7 @@ Time is counted in requests: one that arrives, for whichever adapter, is a tick.
 means the same at any load, and nothing is forgotten while nobody comes.
 """
 
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from heapq import nlargest
 from math import exp
@@ -18,6 +19,9 @@ _MAX_KNOWN = 8192
 """Adapters that are remembered, beside those that requests wait for."""
 _FIXED_BYTES = 10_000_000
 """What any load costs, in bytes."""
+_STORE_COST = 4.0
+"""How much more it costs to read an adapter from the store and verify it than to copy it from the
+host: 3 to 6 times as measured by `loraplex bench residency`, see `docs/benchmarks/residency.md`."""
 _WAITING_USES = 64.0
 """A request that waits is a use that is certain and near, and worth so many that may come."""
 
@@ -36,7 +40,9 @@ class _Known:
 class Demand:
     """Counts requests by adapter, those that wait and those that came. Belongs to one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, near: Container[AdapterKey] = ()) -> None:
+        """`near` are adapters that the host keeps, so that a load costs less."""
+        self._near = near
         self._known: dict[AdapterKey, _Known] = {}
         self._most_known = _MAX_KNOWN
         self._tick = 0
@@ -66,13 +72,23 @@ class Demand:
         known = self._known.get(key)
         return known is not None and known.num_waiting > 0
 
+    def num_waiting_for(self, key: AdapterKey) -> int:
+        """Requests that wait and need it."""
+        known = self._known.get(key)
+        return 0 if known is None else known.num_waiting
+
+    def awaited(self) -> Iterator[AdapterKey]:
+        """Adapters that requests wait for."""
+        return (key for key, known in self._known.items() if known.num_waiting)
+
     def num_bytes(self, key: AdapterKey) -> int:
         """Its size; 0 if it is not known."""
         known = self._known.get(key)
         return 0 if known is None else known.num_bytes
 
     def worth(self, key: AdapterKey) -> float:
-        """What it is worth to have it in memory: expected uses soon × bytes that a load costs.
+        """What it is worth to have it in the device's memory: expected uses soon × what a load
+        costs, in bytes copied from the host.
 
         Requests that wait for one load count each (https://doi.org/10.1145/3387514.3405883): the
         load of an adapter makes all of them late.
@@ -81,7 +97,8 @@ class Demand:
         if known is None:
             return 0.0
         uses = self._uses(known) + _WAITING_USES * known.num_waiting
-        return uses * (known.num_bytes + _FIXED_BYTES)
+        cost = known.num_bytes + _FIXED_BYTES
+        return uses * (cost if key in self._near else _STORE_COST * cost)
 
     def density(self, key: AdapterKey) -> float:
         """Its worth for each byte of memory that it takes."""

@@ -58,6 +58,18 @@ def canonical_config(config: AdapterConfig) -> bytes:
         fields["use_rslora"] = True
     if config.alpha_pattern:
         fields["alpha_pattern"] = [[rule, _number(alpha)] for rule, alpha in config.alpha_pattern]
+    if config.invocation_tokens:
+        fields["alora_invocation_tokens"] = list(config.invocation_tokens)
+    if config.trainable_tokens:
+        fields["trainable_token_indices"] = [
+            [tokens.module, list(tokens.indices)] for tokens in config.trainable_tokens
+        ]
+    if config.modules_to_save:
+        fields["modules_to_save"] = sorted(config.modules_to_save)
+    if config.target_parameters:
+        fields["target_parameters"] = sorted(config.target_parameters)
+    if config.ensure_weight_tying:
+        fields["ensure_weight_tying"] = True
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 

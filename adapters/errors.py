@@ -10,6 +10,26 @@ AdapterError
 └── ResidencyViolation  residency was driven against its rules: a bug of the caller
 """
 
+from typing import NamedTuple
+
+
+class Problem(NamedTuple):
+    """One reason to refuse a checkpoint."""
+
+    field: str
+    """A field of the config, a tensor, a module or a file."""
+    value: str
+    """What is there, as JSON or Python writes it; empty where that says nothing."""
+    reason: str
+    """What is wrong with it, and the remedy where there is one."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.field} is {self.value}: {self.reason}"
+            if self.value
+            else (f"{self.field}: {self.reason}")
+        )
+
 
 class AdapterError(Exception):
     """Root of all errors that adapters raise."""
@@ -18,8 +38,8 @@ class AdapterError(Exception):
 class CheckpointInvalid(AdapterError):
     """A checkpoint cannot be served as it is; `problems` names every reason."""
 
-    def __init__(self, problems: tuple[str, ...]) -> None:
-        super().__init__("the adapter is refused: " + "; ".join(problems))
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("the adapter is refused: " + "; ".join(map(str, problems)))
         self.problems = problems
 
 
@@ -40,11 +60,11 @@ class AdapterCorrupt(AdapterError):
 class AdapterMismatch(AdapterError):
     """A stored adapter is whole, but was made for another base model than the one served now."""
 
-    def __init__(self, digest: str, problems: tuple[str, ...]) -> None:
+    def __init__(self, digest: str, problems: tuple[Problem, ...]) -> None:
         more = f"; and {len(problems) - 3} more reasons" if len(problems) > 3 else ""
         super().__init__(
             f"adapter {digest} does not fit the base model that is served now: "
-            f"{'; '.join(problems[:3])}{more}. "
+            f"{'; '.join(map(str, problems[:3]))}{more}. "
             "Publish a version that was trained on this base model"
         )
         self.problems = problems

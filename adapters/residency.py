@@ -1,8 +1,14 @@
-"""Which adapters are in the device's memory: a state machine over bytes and leases, no tensors.
+"""Which adapters are in memory: a state machine over bytes and leases, no tensors.
 
-    absent ── start_load ──> loading ── finish_load ──> resident
+    absent ── start_load ──> loading ── finish_load ──> resident        the device's memory
       ^                         │                          │
-      └─────── fail_load ───────┴───── evicted by a load ──┘
+      └─────── fail_load ───────┴── evicted by a load ─────┘
+                                │                          │
+    store ────── read ──────> host ── evicted by a read ──> store       the host's memory
+
+A load reads its adapter from the store, unless the host has it, and leaves it on the host if there
+is room for it among what nobody uses; so what the device lost comes back sooner. The host's memory
+keeps no load from starting.
 
 A second request for an adapter that is loading joins that load; one key never loads twice at a
 time. Resident adapters without a lease may be evicted, by default those first that are worth least.
@@ -11,89 +17,91 @@ A lease may be taken while the adapter is on its way, for a request that must fi
 What was prefetched is *unclaimed* until a request needs it. It takes memory from nobody: until then
 it may be evicted, on its way too, so that a prefetch never changes what `can_load`. Whoever copies
 may go on for a while after that: then the device holds more than is accounted for here, by what is
-said at `Transfers`.
+said at `Transfers`. What is *pinned* is never evicted, and what a tenant's floor protects only by
+that tenant's own loads; both are bounded (`reservations`), so that they block nobody for ever.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
 from loraplex.adapters.demand import Demand
 from loraplex.adapters.errors import ResidencyViolation
 from loraplex.adapters.eviction import Eviction, LeastWorth
+from loraplex.adapters.host_copies import HostCopies, HostMemory
+from loraplex.adapters.reservations import Granted, Reservations, grant
+from loraplex.adapters.residency_counts import Cause, PrefetchCounts, ResidencyCounts
+from loraplex.adapters.residency_status import AdapterStatus, status_of
 from loraplex.adapters.spec import AdapterKey
+from loraplex.adapters.tier import Entry, Tier
+
+__all__ = ["HostMemory", "PrefetchCounts", "Residency", "State"]
 
 
 class State(Enum):
-    """Where an adapter is."""
+    """Where an adapter is, as far as the device is concerned."""
 
     ABSENT = auto()
     LOADING = auto()
     RESIDENT = auto()
 
 
-@dataclass(slots=True)
-class _Entry:
-    num_bytes: int
-    state: State = State.LOADING
-    leases: int = 0
-    is_unclaimed: bool = False
-    """It was prefetched, and no request has needed it yet."""
-
-    @property
-    def evictable(self) -> bool:
-        return self.leases == 0 and (self.state is State.RESIDENT or self.is_unclaimed)
-
-
-@dataclass(slots=True)
-class PrefetchCounts:
-    """What became of prefetches; what is neither claimed nor wasted is still there."""
-
-    num_started: int = 0
-    num_claimed: int = 0
-    num_wasted: int = 0
-    started_bytes: int = 0
-    wasted_bytes: int = 0
+def _no_clock() -> float:
+    return 0.0
 
 
 class Residency:
     """Accounts for the memory of adapters. Belongs to one thread."""
 
-    def __init__(self, capacity_bytes: int, eviction: Eviction | None = None) -> None:
-        self._capacity_bytes = capacity_bytes
+    def __init__(
+        self,
+        capacity_bytes: int,
+        eviction: Eviction | None = None,
+        host: HostMemory | None = None,
+        clock: Callable[[], float] = _no_clock,
+    ) -> None:
+        """`eviction` chooses on the device; `host` is None where adapters are not kept there;
+        `clock` tells seconds, for `status` alone."""
         self._eviction = eviction or LeastWorth()
-        self.demand = Demand()
+        self._clock = clock
+        self._device = Tier(capacity_bytes)
+        self.host = HostCopies(host)
+        """What is kept in the host's memory."""
+        self.demand = Demand(self.host.keys)
         """What requests ask for. The scheduler tells it."""
         self.prefetched = PrefetchCounts()
-        self._held_bytes = 0
-        self._evictable_bytes = 0
-        # From the least to the most recently used.
-        self._entries: dict[AdapterKey, _Entry] = {}
+        self.counts = ResidencyCounts()
+        self.granted = Granted(Reservations())
+        """What is promised to whom."""
+        self._pinned: dict[AdapterKey, int] = {}
+        self._dropped: set[AdapterKey] = set()
+        """What is to be freed once nobody uses it or waits for it."""
+        self._freed: list[AdapterKey] = []
         self._version = 0
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory for adapters, in use or not."""
-        return self._capacity_bytes
+        """Memory of the device for adapters, in use or not."""
+        return self._device.capacity_bytes
 
     @property
     def held_bytes(self) -> int:
         """Bytes of resident adapters and of those that are loading."""
-        return self._held_bytes
+        return self._device.held_bytes
 
     @property
     def free_bytes(self) -> int:
         """Bytes that a load can take without evicting anything."""
-        return self._capacity_bytes - self._held_bytes
+        return self._device.free_bytes
 
     @property
-    def loadable_bytes(self) -> int:
-        """Bytes that a load can take, once unleased adapters are evicted."""
-        return self.free_bytes + self._evictable_bytes
+    def num_adapters(self) -> int:
+        """Adapters that are resident or loading."""
+        return len(self._device)
 
     @property
     def num_leases(self) -> int:
         """Leases on all adapters together."""
-        return sum(entry.leases for entry in self._entries.values())
+        return sum(entry.leases for _, entry in self._device.items())
 
     @property
     def version(self) -> int:
@@ -103,30 +111,75 @@ class Residency:
 
     def state(self, key: AdapterKey) -> State:
         """Where the adapter is now."""
-        entry = self._entries.get(key)
-        return State.ABSENT if entry is None else entry.state
+        entry = self._device.get(key)
+        if entry is None:
+            return State.ABSENT
+        return State.RESIDENT if entry.is_there else State.LOADING
 
     def is_unclaimed(self, key: AdapterKey) -> bool:
         """True if it was prefetched, is there or on its way, and no request has needed it yet."""
-        entry = self._entries.get(key)
+        entry = self._device.get(key)
         return entry is not None and entry.is_unclaimed
 
-    def can_load(self, num_bytes: int) -> bool:
-        """True if a load of this size fits, once unleased adapters are evicted."""
-        return num_bytes <= self.loadable_bytes
+    def num_layers(self, key: AdapterKey) -> int:
+        """How many of its layers are on the device; 0 if it is absent."""
+        entry = self._device.get(key)
+        return 0 if entry is None else entry.num_layers
 
-    def victims(self, num_bytes: int) -> tuple[AdapterKey, ...]:
-        """What a load of this size would evict, in order."""
-        missing = num_bytes - self.free_bytes
-        if missing <= 0:
+    def loadable_bytes(self, tenant: str | None = None, *, is_prefetch: bool = False) -> int:
+        """Bytes that one load for the tenant can take, once what it may evict is evicted. None:
+        for whoever it is. A prefetch evicts nothing that any floor protects, its own included."""
+        device = self._device
+        room = device.free_bytes + device.evictable_for(None if is_prefetch else tenant)
+        cap = None if tenant is None else self.granted.reservations.caps.get(tenant)
+        if cap is None or tenant is None:
+            return room
+        kept = device.held_by(tenant) - device.evictable_of(tenant, is_prefetch=is_prefetch)
+        return min(room, cap - kept)
+
+    def most_loadable_bytes(self, tenant: str) -> int:
+        """The same, were all leases given back: what is larger than this can never be loaded, as
+        long as pins, floors and caps stay as they are."""
+        reservations = self.granted.reservations
+        pinned = sum(self._pinned.values())
+        own = sum(num for key, num in self._pinned.items() if key.tenant == tenant)
+        others = {key.tenant for key in self._pinned} | reservations.floors.keys()
+        floors = 0
+        for other in others - {tenant}:
+            of_pins = sum(num for key, num in self._pinned.items() if key.tenant == other)
+            floors += max(0, reservations.floors.get(other, 0) - of_pins)
+        room = self.capacity_bytes - pinned - floors
+        return min(room, reservations.caps.get(tenant, room + own) - own)
+
+    def can_load(
+        self, num_bytes: int, tenant: str | None = None, *, is_prefetch: bool = False
+    ) -> bool:
+        """True if a load of this size fits, once what it may evict is evicted."""
+        return num_bytes <= self.loadable_bytes(tenant, is_prefetch=is_prefetch)
+
+    def victims(
+        self, num_bytes: int, tenant: str | None = None, *, is_prefetch: bool = False
+    ) -> tuple[AdapterKey, ...]:
+        """What a load of this size would evict, in order: of its own tenant until its cap holds,
+        then of all."""
+        missing, over = num_bytes - self.free_bytes, self._over_cap(num_bytes, tenant)
+        if missing <= 0 and over <= 0:
             return ()
-        candidates = [key for key, entry in self._entries.items() if entry.evictable]
-        victims: list[AdapterKey] = []
-        for key in self._eviction.order(candidates, self.demand):
+        may_go = list(self._device.candidates(None if is_prefetch else tenant))
+        victims: dict[AdapterKey, None] = {}
+        ordered = self._eviction.order(may_go, self.demand)
+        for key in (key for key in ordered if over > 0 and key.tenant == tenant):
+            if over <= 0:
+                break
+            victims[key] = None
+            over -= self._bytes_of(key)
+            missing -= self._bytes_of(key)
+        for key in ordered:
             if missing <= 0:
                 break
-            victims.append(key)
-            missing -= self._entries[key].num_bytes
+            if key not in victims:
+                victims[key] = None
+                missing -= self._bytes_of(key)
         return tuple(victims)
 
     def start_load(
@@ -138,25 +191,24 @@ class Residency:
         Raises:
             ResidencyViolation: the adapter is not absent, or `can_load` is false.
         """
-        if key in self._entries:
+        if key in self._device:
             raise ResidencyViolation(f"adapter {key.digest} is {self.state(key).name.lower()}")
-        if num_bytes < 0 or not self.can_load(num_bytes):
+        if num_bytes < 0 or not self.can_load(num_bytes, key.tenant, is_prefetch=is_prefetch):
             raise ResidencyViolation(
-                f"{num_bytes} bytes cannot be made free of {self._capacity_bytes}"
+                f"{num_bytes} bytes cannot be made free of {self.capacity_bytes}"
             )
-        evicted = self.victims(num_bytes)
+        evicted = self.victims(num_bytes, key.tenant, is_prefetch=is_prefetch)
         for victim in evicted:
-            self._evictable_bytes -= self._entries[victim].num_bytes
-            self._remove(victim)
+            self._remove(victim, "prefetch" if is_prefetch else "load")
             self._eviction.evicted(victim)
-        self._entries[key] = _Entry(num_bytes, is_unclaimed=is_prefetch)
+        is_pinned = key in self._pinned
+        self._device.add(key, Entry(num_bytes, is_unclaimed=is_prefetch, is_pinned=is_pinned))
         self._version += 1
-        self._held_bytes += num_bytes
         if is_prefetch:
-            self._evictable_bytes += num_bytes
             self.prefetched.num_started += 1
             self.prefetched.started_bytes += num_bytes
         self._eviction.loaded(key, num_bytes)
+        self.counts.count_load(is_from_host=self.host.begin(key, self.demand))
         return evicted
 
     def claim(self, key: AdapterKey) -> None:
@@ -164,27 +216,35 @@ class Residency:
         entry = self._expect(key, State.LOADING)
         if not entry.is_unclaimed:
             raise ResidencyViolation(f"adapter {key.digest} was not prefetched")
-        self._evictable_bytes -= entry.num_bytes
-        entry.is_unclaimed = False
+        self._device.claim(key)
         self._version += 1
         self.prefetched.num_claimed += 1
 
+    def note_layers(self, key: AdapterKey, num_layers: int, of_layers: int) -> None:
+        """So many of its layers are on the device; never fewer than before, nor more than all."""
+        entry = self._expect(key, State.LOADING)
+        if not entry.num_layers <= num_layers <= of_layers:
+            raise ResidencyViolation(
+                f"adapter {key.digest} has {entry.num_layers} layers; then it cannot have "
+                f"{num_layers} of {of_layers}"
+            )
+        entry.num_layers, entry.of_layers = num_layers, of_layers
+
     def finish_load(self, key: AdapterKey) -> None:
         """The adapter arrived and may be leased."""
-        entry = self._expect(key, State.LOADING)
-        if not entry.is_unclaimed and not entry.leases:
-            self._evictable_bytes += entry.num_bytes
-        entry.state = State.RESIDENT
+        self._expect(key, State.LOADING)
+        self._device.arrive(key)
         self._version += 1
         self._touch(key)
+        self.host.end(key, has_come=True)
+        self._settle(key)
 
     def fail_load(self, key: AdapterKey) -> None:
         """The adapter did not arrive: its memory is free again, leases on it are gone, and another
         load may be tried."""
-        entry = self._expect(key, State.LOADING)
-        if entry.is_unclaimed:
-            self._evictable_bytes -= entry.num_bytes
-        self._remove(key)
+        self._expect(key, State.LOADING)
+        self._remove(key, None)
+        self._settle(key)
 
     def hold(self, key: AdapterKey) -> None:
         """Take a lease on what is loading and not unclaimed: once it is there, it stays. It is no
@@ -192,60 +252,137 @@ class Residency:
         entry = self._expect(key, State.LOADING)
         if entry.is_unclaimed:
             raise ResidencyViolation(f"adapter {key.digest} is prefetched and not claimed")
-        entry.leases += 1
+        self._device.lease(key, 1)
 
     def acquire(self, key: AdapterKey) -> None:
         """Take a lease on a resident adapter, which keeps it from being evicted, and claims it."""
         entry = self._expect(key, State.RESIDENT)
-        if entry.leases == 0:
-            self._evictable_bytes -= entry.num_bytes
-        entry.leases += 1
+        self._device.lease(key, 1)
         if entry.is_unclaimed:
-            entry.is_unclaimed = False
+            self._device.claim(key)
             self.prefetched.num_claimed += 1
         self._eviction.used(key)
+        self.counts.num_uses += 1
         self._touch(key)
+        self.host.use(key)
 
     def release(self, key: AdapterKey) -> None:
         """Give a lease back; this counts as a use."""
-        entry = self._entries.get(key)
+        entry = self._device.get(key)
         if entry is None or entry.leases == 0:
             state = self.state(key).name.lower()
             raise ResidencyViolation(f"adapter {key.digest}, {state}, has no lease to release")
-        entry.leases -= 1
-        if entry.evictable:
-            self._evictable_bytes += entry.num_bytes
+        self._device.lease(key, -1)
         self._touch(key)
+        self._settle(key)
+
+    def waits_no_more(self, key: AdapterKey) -> None:
+        """A request that waited for the adapter runs or has ended; see `Demand`."""
+        self.demand.waits_no_more(key)
+        self._settle(key)
+
+    def reserve(self, asked: Reservations) -> bool:
+        """Let these pins, floors and caps hold, as far as `grant` says, unless they are older than
+        those that do; False then. A cap that is exceeded already holds from the next load on."""
+        if asked.version <= self.granted.reservations.version:
+            return False
+        self.granted = grant(asked, self.capacity_bytes)
+        self._pinned = dict(self.granted.reservations.pinned)
+        for key, entry in self._device.items():
+            if entry.is_pinned is not (key in self._pinned):
+                self._device.pin(key, is_pinned=not entry.is_pinned)
+        self._device.set_floors(self.granted.reservations.floors)
+        return True
+
+    def absent_pins(self) -> Iterator[tuple[AdapterKey, int]]:
+        """Pinned adapters that are neither there nor on their way, and their bytes."""
+        return ((key, num) for key, num in self._pinned.items() if key not in self._device)
+
+    def drop(self, key: AdapterKey) -> None:
+        """Nobody new will ask for it: free all memory of it, in each tier, once nobody uses it or
+        waits for it, and pin it no longer."""
+        self.counts.num_drops += 1
+        self._pinned.pop(key, None)
+        if key in self._device:
+            self._device.pin(key, is_pinned=False)
+        self._dropped.add(key)
+        self._settle(key)
+
+    def take_freed(self) -> tuple[AdapterKey, ...]:
+        """What was dropped and is freed on the device since the last call."""
+        freed, self._freed = tuple(self._freed), []
+        return freed
+
+    def status(self) -> Iterator[AdapterStatus]:
+        """How each adapter stands that is anywhere, or is waited for."""
+        keys = {key: None for key, _ in self._device.items()}
+        keys |= dict.fromkeys(self.host.keys) | dict.fromkeys(self.demand.awaited())
+        return (
+            status_of(key, self._device.get(key), self.host.get(key), self.demand) for key in keys
+        )
 
     def check(self) -> None:
         """Assert the conservation laws; holds between any two calls."""
-        assert self._held_bytes == sum(entry.num_bytes for entry in self._entries.values())
-        assert 0 <= self._held_bytes <= self._capacity_bytes
-        evictable = sum(entry.num_bytes for entry in self._entries.values() if entry.evictable)
-        assert self._evictable_bytes == evictable
-        assert all(
-            entry.leases == 0
-            or (entry.leases > 0 and (entry.state is State.RESIDENT or not entry.is_unclaimed))
-            for entry in self._entries.values()
-        )
-        num_unclaimed = sum(entry.is_unclaimed for entry in self._entries.values())
+        self._device.check()
+        self.host.check({key for key, entry in self._device.items() if not entry.is_there})
+        for key, entry in self._device.items():
+            assert not entry.leases or entry.is_there or not entry.is_unclaimed
+            assert entry.is_pinned is (key in self._pinned)
+        num_unclaimed = sum(entry.is_unclaimed for _, entry in self._device.items())
         ended = self.prefetched.num_claimed + self.prefetched.num_wasted
         assert self.prefetched.num_started == ended + num_unclaimed
+        for key in self._dropped:
+            is_used = key in self._device or key in self.host.keys
+            assert is_used or self.demand.is_awaited(key), "what is gone is to be dropped"
 
-    def _remove(self, key: AdapterKey) -> None:
-        entry = self._entries.pop(key)
+    def _over_cap(self, num_bytes: int, tenant: str | None) -> int:
+        """Bytes by which a load would make the tenant exceed its cap."""
+        cap = None if tenant is None else self.granted.reservations.caps.get(tenant)
+        if cap is None or tenant is None:
+            return 0
+        return self._device.held_by(tenant) + num_bytes - cap
+
+    def _bytes_of(self, key: AdapterKey) -> int:
+        entry = self._device.get(key)
+        assert entry is not None
+        return entry.num_bytes
+
+    def _remove(self, key: AdapterKey, cause: Cause | None) -> None:
+        """Free its memory on the device, and give up its read if it is on its way."""
+        entry = self._device.remove(key)
         self._version += 1
-        self._held_bytes -= entry.num_bytes
         if entry.is_unclaimed:
             self.prefetched.num_wasted += 1
             self.prefetched.wasted_bytes += entry.num_bytes
+        if cause is not None:
+            self.counts.count_eviction("device", cause)
+        if not entry.is_there:
+            self.host.end(key, has_come=False)
+
+    def _settle(self, key: AdapterKey) -> None:
+        """Free what was dropped, if nobody uses it or waits for it any more."""
+        if key not in self._dropped or self.demand.is_awaited(key):
+            return
+        entry = self._device.get(key)
+        if entry is not None:
+            if not entry.is_evictable:
+                return
+            self._remove(key, "drop")
+            self._freed.append(key)
+            self._eviction.evicted(key)
+        if self.host.drop(key):
+            self._dropped.remove(key)
+            self.demand.forget(key)
 
     def _touch(self, key: AdapterKey) -> None:
-        self._entries[key] = self._entries.pop(key)
+        self._device.touch(key)
+        entry = self._device.get(key)
+        assert entry is not None
+        entry.used_s = self._clock()
 
-    def _expect(self, key: AdapterKey, state: State) -> _Entry:
-        entry = self._entries.get(key)
-        if entry is None or entry.state is not state:
+    def _expect(self, key: AdapterKey, state: State) -> Entry:
+        entry = self._device.get(key)
+        if entry is None or self.state(key) is not state:
             raise ResidencyViolation(
                 f"adapter {key.digest} is {self.state(key).name.lower()}, not {state.name.lower()}"
             )

@@ -7,12 +7,22 @@ import errno
 import os
 import shutil
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, Checkpoint, compute_digest
 from loraplex.adapters.digest import is_digest
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing, TensorFileInvalid
 from loraplex.adapters.tensor_file import read_entries
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSizes:
+    """How large an adapter is."""
+
+    num_elements: int
+    num_bytes: int
+    """Of its tensors, in the dtype of its files."""
 
 
 class AdapterStore:
@@ -53,11 +63,22 @@ class AdapterStore:
 
     def num_bytes(self, digest: str, *, bytes_per_element: int) -> int:
         """Bytes that the adapter's tensors take in the runtime's dtype."""
+        return self.sizes(digest).num_elements * bytes_per_element
+
+    def sizes(self, digest: str) -> AdapterSizes:
+        """Read how large the adapter is, from the header of its file alone.
+
+        Raises:
+            AdapterMissing: the store does not have it.
+            AdapterCorrupt: its file cannot be read.
+        """
         try:
             entries = read_entries(self.open(digest) / TENSORS_FILE)
         except (OSError, TensorFileInvalid) as error:
             raise AdapterCorrupt(digest, str(error)) from error
-        return sum(entry.num_elements for entry in entries) * bytes_per_element
+        return AdapterSizes(
+            sum(entry.num_elements for entry in entries), sum(entry.num_bytes for entry in entries)
+        )
 
     def _home(self, digest: str) -> Path:
         return self._root / digest[:2] / digest

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from loraplex.adapters import patterns
@@ -11,16 +11,80 @@ from loraplex.adapters.config import AdapterConfig, is_all_linear
 
 T = TypeVar("T")
 
+_TIED_NAMES = ("embed_tokens", "lm_head")
+"""PEFT ties by these names alone (`peft.utils.constants.EMBEDDING_LAYER_NAMES`)."""
+
 
 def targeted(config: AdapterConfig, base: BaseShapes) -> frozenset[str]:
-    """Linear layers and embeddings of the base that the config names
+    """Linear layers and embeddings of the base that get a pair of their own
     (`peft.tuners.tuners_utils.check_target_module_exists`)."""
-    if is_all_linear(config.target_modules):
+    names = config.target_modules
+    if is_all_linear(names):
         found = frozenset(base.linears) - base.heads
     else:
-        paths = base.linears.keys() | base.embeddings.keys()
-        found = _named(config.target_modules, paths, config)
-    return found - _named(config.exclude_modules, found, None)
+        found = _named(names, base.linears.keys() | base.embeddings.keys(), config)
+    tied = _tied_targets(config, base)
+    found |= tied
+    excluded = _named(config.exclude_modules, found, None) | _inside(config.modules_to_save, found)
+    return (found - excluded) | (tied & base.heads)
+
+
+def _tied_targets(config: AdapterConfig, base: BaseShapes) -> frozenset[str]:
+    """The embedding of tokens and its head, where one of them is a target and PEFT ties them."""
+    if not _ties(config, base) or _names_tied_weight(config.modules_to_save):
+        return frozenset()
+    names = config.target_modules
+    if isinstance(names, str):
+        names = frozenset() if is_all_linear(names) else patterns.full_matches(names, _TIED_NAMES)
+    return _embedding_and_heads(base) if _names_tied_weight(names) else frozenset()
+
+
+def saved(config: AdapterConfig, base: BaseShapes | None) -> Callable[[str], bool]:
+    """Tell for a module's path whether the adapter replaces it as a whole
+    (`peft.utils.other._set_trainable`: any end of the path will do, even within a name)."""
+    names = config.modules_to_save
+    tied: frozenset[str] = frozenset()
+    if base is not None and _ties(config, base) and _names_tied_weight(names):
+        tied = _embedding_and_heads(base)
+    return lambda path: path in tied or path.endswith(names)
+
+
+def token_rows(config: AdapterConfig, base: BaseShapes) -> dict[str, tuple[int, ...]]:
+    """Token ids of each module that brings rows of its own
+    (`peft.utils.other.set_additional_trainable_modules`)."""
+    embedding = base.token_embedding or "embed_tokens"
+    paths = base.linears.keys() | base.embeddings.keys()
+    rows = {}
+    for tokens in config.trainable_tokens:
+        end = tokens.module or embedding
+        for path in paths:
+            if path.endswith(end):
+                rows[path] = tokens.indices
+    for head in base.heads if base.is_tied else ():
+        if embedding in rows and rows.get(head) == rows[embedding]:
+            del rows[head]  # the embedding's are the head's
+    return rows
+
+
+def head_with_rows_of_embedding(config: AdapterConfig, base: BaseShapes) -> str | None:
+    """The tied head that gets the rows which the embedding of tokens brings."""
+    rows = token_rows(config, base)
+    if not base.is_tied or base.token_embedding not in rows:
+        return None
+    return next((head for head in base.heads if head not in rows), None)
+
+
+def parameters(config: AdapterConfig, base: BaseShapes) -> dict[str, list[str]]:
+    """Targeted parameters of each module, by name, in the module's order
+    (`peft.tuners.tuners_utils.BaseTuner._inject_parameters`)."""
+    found: dict[str, list[str]] = {}
+    for path in base.parameters:
+        if path in config.target_parameters or any(
+            end in config.target_parameters for end in _suffixes(path)
+        ):
+            module, _, name = path.rpartition(".")
+            found.setdefault(module, []).append(name)
+    return found
 
 
 def ranks(config: AdapterConfig, modules: Iterable[str]) -> dict[str, int]:
@@ -53,6 +117,25 @@ def _named(
             and (layered is None or _layer_selected(path, layered))
         )
     )
+
+
+def _ties(config: AdapterConfig, base: BaseShapes) -> bool:
+    return config.ensure_weight_tying and base.is_tied and base.token_embedding is not None
+
+
+def _names_tied_weight(names: Iterable[str]) -> bool:
+    return any(name.rpartition(".")[2] in _TIED_NAMES for name in names)
+
+
+def _embedding_and_heads(base: BaseShapes) -> frozenset[str]:
+    return base.heads | {base.token_embedding or ""}
+
+
+def _inside(names: Iterable[str], paths: Iterable[str]) -> frozenset[str]:
+    """Paths that have one of the names among their segments, where a dot in a name is any
+    character, as in PEFT."""
+    found = [re.compile(rf"(?:.*\.)?{name}(?:\..*)?") for name in names]
+    return frozenset(path for path in paths if any(end.fullmatch(path) for end in found))
 
 
 def _suffixes(path: str) -> list[str]:

@@ -1,7 +1,7 @@
 """In which order waiting requests are offered to the scheduler."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from enum import Enum
 from typing import Protocol
 
@@ -54,6 +54,12 @@ class AdmissionView(Protocol):
     @property
     def adapters_version(self) -> int:
         """A number that changes with `adapter_state` of any request."""
+        ...
+
+    @property
+    def kept(self) -> Set[str]:
+        """`Request.key` of those that wait and whose adapters stay until they run or end; see
+        `AdmissionPolicy.keeps_adapter`."""
         ...
 
     def fits(self, request: Request) -> bool:
@@ -158,7 +164,9 @@ class FirstComeFirstServed:
     """Order of arrival, whoever sent them; a preempted request goes before all others.
 
     Who waits for a load is overtaken; who waits for memory is not, since those behind it would keep
-    that memory busy.
+    that memory busy. But those behind it go on whose adapters have been loaded for them: what they
+    keep, one that was preempted may need, and it is free again when they have run. They are no more
+    meanwhile, since nothing else is loaded.
     """
 
     def __init__(self) -> None:
@@ -186,12 +194,15 @@ class FirstComeFirstServed:
         return sampled(self._waiting.values())
 
     def candidates(self, now: float, view: AdmissionView) -> Iterator[Request]:  # noqa: ARG002  of the protocol
-        """All waiting requests, first come first, up to one that waits for memory."""
-        self._goes_on = True
+        """All waiting requests, first come first; after one that waits for memory, those alone that
+        keep an adapter."""
+        self._goes_on = goes_on = True
         for request in list(self._waiting.values()):
-            yield request
-            if not self._goes_on:
+            if not goes_on and not view.kept:
                 return
+            if goes_on or request.key in view.kept:
+                yield request
+                goes_on = goes_on and self._goes_on
 
     def admitted(self, request: Request) -> None:
         """Forget it."""
@@ -216,8 +227,8 @@ class FirstComeFirstServed:
         return False
 
     def keeps_adapter(self, request: Request) -> bool:  # noqa: ARG002  of the protocol
-        """None does: one that was preempted goes before it, and may need the memory."""
-        return False
+        """All do: see `candidates`."""
+        return True
 
     def upcoming(self) -> Iterator[Request]:
         """In their order."""

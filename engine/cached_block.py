@@ -1,4 +1,4 @@
-"""KV blocks that are known by the tokens they hold."""
+"""KV blocks that are known by the tokens they hold, and by what acted on them."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,6 +11,24 @@ class Namespace(NamedTuple):
     """Of base-model prompts too: nobody learns from latency what another tenant has asked."""
     digest: str | None
     """Of the adapter; None is the base model."""
+    start: int = 0
+    """Position from which on the adapter acts; what lies before is the base model's."""
+
+    @property
+    def root(self) -> "Namespace":
+        """The namespace of the tree that its sequences lie in: the base model's, where they begin
+        with tokens of that."""
+        return Namespace(self.tenant, None) if self.start else self
+
+
+class BlockKey(NamedTuple):
+    """What tells a block from others behind the same block."""
+
+    token_ids: bytes
+    digest: str | None = None
+    """Of the adapter that begins to act in it; None where that has happened before, or not yet."""
+    start: int = 0
+    """Tokens of it that lie before that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +54,7 @@ class Tree:
     number: int
     """Unique among trees and blocks, for all time."""
     namespace: Namespace
+    """The root of those whose sequences lie here."""
     shelf: Shelf
     num_children: int = 0
     blocks: dict[int, "CachedBlock"] = field(default_factory=dict)
@@ -46,15 +65,14 @@ class Tree:
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """One full KV block, known by what lies before it and its own tokens."""
+    """One full KV block, known by what lies before it and its own key."""
 
     number: int
     """Unique among trees and blocks, for all time."""
     tree: Tree
     parent: "CachedBlock | Tree"
     """What lies before it; the tree, where a sequence begins."""
-    key: bytes
-    """Its tokens."""
+    key: BlockKey
     block: int
     used_at: int
     """Its shelf's clock when it was used last."""

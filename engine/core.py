@@ -17,6 +17,7 @@ from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Submit, Why
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
+from loraplex.engine.transfers_port import Arrival
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ class StepReport:
     build_s: float = 0.0
     run_s: float = 0.0
     commit_s: float = 0.0
+    arrivals: tuple[Arrival, ...] = ()
+    """Loads that ended before it."""
 
 
 class Engine(Generic[Batch]):
@@ -83,14 +86,15 @@ class Engine(Generic[Batch]):
         """Take messages, plan, compute, commit. Never waits for a load or a client."""
         started = perf_counter()
         self._take_messages()
-        self._take_arrivals()
+        arrivals = self._take_arrivals()
         plan = self._scheduler.plan(self._clock())
         self._transfers.start(plan)
         planned = perf_counter()
         try:
             copy_s = self._copy(plan)
             if not plan.num_requests:
-                return StepReport(plan, self._with_asides(self._scheduler.take_events()))
+                events = self._with_asides(self._scheduler.take_events())
+                return StepReport(plan, events, arrivals=arrivals)
             batch = self._runner.build(plan, self._transfers.resident)
             built = perf_counter()
             output = self._runner.run(batch)
@@ -102,7 +106,8 @@ class Engine(Generic[Batch]):
             self._scheduler.fail_step(plan, STEP_FAILED_MESSAGE)
             raise
         done = perf_counter()
-        return StepReport(plan, events, planned - started, built - planned, ran - built, done - ran)
+        times = (planned - started, built - planned, ran - built, done - ran)
+        return StepReport(plan, events, *times, arrivals)
 
     def _copy(self, plan: StepPlan) -> float:
         """Copy KV blocks, if any are to be copied; return the seconds that it took."""
@@ -146,13 +151,17 @@ class Engine(Generic[Batch]):
             _log.exception("request %s could not be taken", submit.request_id)
             self._asides.add_turned_away(submit, "internal_error", STEP_FAILED_MESSAGE)
 
-    def _take_arrivals(self) -> None:
-        for arrival in self._transfers.arrivals():
+    def _take_arrivals(self) -> tuple[Arrival, ...]:
+        arrivals = self._transfers.arrivals()
+        for arrival in arrivals:
             if arrival.error is not None:
                 self._residency.fail_load(arrival.key)
                 self._scheduler.fail_adapter(arrival.key, *_told(arrival.error))
             else:
                 self._residency.finish_load(arrival.key)
+        for progress in self._transfers.progress():
+            self._residency.note_layers(progress.key, progress.num_layers, progress.of_layers)
+        return tuple(arrivals)
 
     def _with_asides(self, events: Events) -> Events:
         """Add what is not of the step: requests that were turned away, answers to questions."""

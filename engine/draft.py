@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from loraplex.adapters.host_copies import HostOrders
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cost_features import Row, Rows, StepFeatures
 from loraplex.engine.decode_rows import DecodeRows
@@ -25,6 +26,7 @@ class Draft:
         self.prefetches: list[AdapterKey] = []
         self.claims: list[AdapterKey] = []
         self.evictions: list[AdapterKey] = []
+        self.on_host = HostOrders()
         self.preempted: list[Preempted] = []
         self.copies_out: list[BlockCopy] = []
         self.copies_in: list[BlockCopy] = []
@@ -35,7 +37,7 @@ class Draft:
         self.chunks: list[Chunk] = []
         """Of prompts."""
         self.prefilling: list[Request] = []
-        """Whose `chunks` are."""
+        """Whose `chunks` are; one that has two of them comes twice."""
         self._ends: dict[str, int] = {}
 
     def computed(self, request: Request) -> int:
@@ -54,22 +56,17 @@ class Draft:
         self.decodes = self._decoding.decodes(self.selection)
 
     def prefill(self, request: Request) -> None:
-        """Give the request as much of the step as it can use."""
-        start, token_ids = request.num_computed_tokens, request.token_ids
-        num_tokens = min(len(token_ids) - start, self.budget)
-        end = start + num_tokens
-        self.chunks.append(
-            Chunk(
-                request.key,
-                request.adapter,
-                tuple(token_ids[start:end]),
-                start,
-                tuple(request.block_table),
-                request.sample_spec() if end == len(token_ids) else None,
-            )
-        )
-        self.prefilling.append(request)
-        self.budget -= num_tokens
+        """Give the request as much of the step as it can use: two chunks, if it goes on behind the
+        position where its adapter begins to act. Attention writes the keys and values of all rows
+        before any row attends, so the later chunk finds what the earlier one computes.
+        """
+        start, act_from = request.num_computed_tokens, request.adapter_start
+        end = min(start + self.budget, request.num_tokens)
+        if start < act_from:
+            self._chunk(request, None, start, min(end, act_from))
+        if end > act_from:
+            self._chunk(request, request.adapter, max(start, act_from), end)
+        self.budget -= end - start
         self._ends[request.key] = end
 
     def features(self, bytes_in_flight: int) -> StepFeatures:
@@ -113,7 +110,8 @@ class Draft:
         chunks = []
         for chunk, run, request in zip(self.chunks, runs, self.prefilling, strict=True):
             others = 0 if run is None else int(selection.lengths[run])
-            part = request.submission.rank / (sharing[chunk.adapter] + others)
+            rank_of_chunk = 0.0 if chunk.adapter is None else request.submission.rank
+            part = rank_of_chunk / (sharing[chunk.adapter] + others)
             chunks.append(Row(len(chunk.token_ids), chunk.start, part, is_decode(chunk)))
             if run is not None:
                 first = int(selection.roster.starts[run])
@@ -133,7 +131,23 @@ class Draft:
             copies_in=tuple(self.copies_in),
             prefetches=tuple(self.prefetches),
             claims=tuple(self.claims),
+            host_evictions=self.on_host.evictions,
+            host_keeps=self.on_host.keeps,
             decodes=self.decodes,
+        )
+
+    def _chunk(self, request: Request, adapter: AdapterKey | None, start: int, end: int) -> None:
+        token_ids = request.token_ids
+        self.prefilling.append(request)
+        self.chunks.append(
+            Chunk(
+                request.key,
+                adapter,
+                tuple(token_ids[start:end]),
+                start,
+                tuple(request.block_table),
+                request.sample_spec() if end == len(token_ids) else None,
+            )
         )
 
     def _run(self, adapter: AdapterKey) -> int | None:

@@ -207,8 +207,8 @@ def _check_all_came(what: str, declared: float | None, passed: set[float | None]
         )
 
 
-class LinearProbe:
-    """Finds the linear layers that see each row of a forward pass once, in order.
+class RowProbe:
+    """Finds the modules that see each row of a forward pass once, in order.
 
     Others (experts, which see the rows that a router sends them) cannot take part in a batch of
     adapters.
@@ -238,8 +238,10 @@ class LinearProbe:
         return self._head_rows if path == self._head_path else self._body_rows
 
     def _recorder(self, path: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            self._calls.setdefault(path, []).append(inputs[0].shape[:-1].numel())
+        def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            shape = inputs[0].shape if inputs else torch.Size()
+            shape = shape if isinstance(module, nn.Embedding) else shape[:-1]
+            self._calls.setdefault(path, []).append(shape.numel() if shape else 0)
 
         return record
 

@@ -1,6 +1,6 @@
 """Adapters that are on their way, and who waits for them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
@@ -45,6 +45,11 @@ class Loads:
         return (*self._num_bytes, *self._prefetched)
 
     @property
+    def kept(self) -> Set[str]:
+        """`Request.key` of those that wait and have a lease on their adapters."""
+        return self._kept
+
+    @property
     def spare_bytes(self) -> int:
         """Bytes of prefetches that may be started now."""
         return max(0, self._max_bytes - self.bytes_in_flight)
@@ -66,18 +71,18 @@ class Loads:
         key = request.adapter
         if key is None:
             return
-        self._residency.demand.waits_no_more(key)
         if request.key in self._kept:
             self._kept.remove(request.key)
             if self._residency.state(key) is not State.ABSENT:  # its load may have failed
                 self._residency.release(key)
+        self._residency.waits_no_more(key)
 
     def keep(self, request: Request) -> None:
         """Its adapter, which is on its way, stays until it runs or ends."""
         assert request.adapter is not None
-        assert request.key not in self._kept
-        self._residency.hold(request.adapter)
-        self._kept.add(request.key)
+        if request.key not in self._kept:
+            self._residency.hold(request.adapter)
+            self._kept.add(request.key)
 
     def start(self, request: Request) -> None:
         """It runs from now on, on an adapter that is there."""
@@ -97,7 +102,7 @@ class Loads:
         assert key is not None
         if self._residency.is_unclaimed(key):
             return Blocked.LOADING
-        if not self._residency.can_load(num_bytes):
+        if not self._residency.can_load(num_bytes, key.tenant):
             return Blocked.ADAPTER_MEMORY
         in_flight = self._load_bytes
         if in_flight and in_flight + num_bytes > self._max_bytes:
@@ -131,6 +136,11 @@ class Loads:
         self._evicted(self._residency.start_load(key, num_bytes, is_prefetch=True), draft)
         self._prefetched[key] = num_bytes
         draft.prefetches.append(key)
+
+    def order(self, draft: Draft) -> None:
+        """Tell what follows for memory from all that has been planned, and from drops before."""
+        draft.evictions += self._residency.take_freed()
+        draft.on_host = self._residency.host.take_orders()
 
     def note_ended(self, requests: Iterable[Request], now: float) -> bool:
         """Forget loads that have ended; False if there were none. Once before each plan; `requests`

@@ -1,4 +1,4 @@
-"""Linear layers that add the adapters of the step to their output."""
+"""Linear layers that compute each row with its adapter."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.effects import EffectRows, change_embedded, change_linear, change_norm
 from loraplex.kernels.linear_cpu import PackedWeight, pack_weight
 from loraplex.kernels.lora import LoraSegment, Segments, add_lora
 from loraplex.kernels.lora_cpu import CpuLora, CpuSegments, transposed_in_memory
@@ -32,6 +33,10 @@ class LoraRows:
     """In order of rows, not overlapping; rows of the base model are in none."""
     located: StepSegments | CpuSegments | None = None
     """The same for compiled kernels, if all adapters have tables."""
+    changing: tuple[AdapterRows, ...] = ()
+    """Those of adapters that do more than low-rank updates of linear layers."""
+    vocab_size: int = 0
+    """Tokens of the widest adapter; 0 if all have those of the base model."""
 
     @classmethod
     def of(
@@ -46,10 +51,16 @@ class LoraRows:
             for start, end, weights in adapters
             if weights.table is not None
         ]
-        if not rows or len(rows) != len(adapters):
-            return cls(num_rows, tuple(adapters))
-        located = CpuSegments.of(rows, cpu_lora) if cpu_lora else step_segments(rows)
-        return cls(num_rows, tuple(adapters), located)
+        located: StepSegments | CpuSegments | None = None
+        if rows and len(rows) == len(adapters):
+            located = CpuSegments.of(rows, cpu_lora) if cpu_lora else step_segments(rows)
+        return cls(
+            num_rows,
+            tuple(adapters),
+            located,
+            changing=tuple(each for each in adapters if each.weights.effects),
+            vocab_size=max((each.weights.vocab_size or 0 for each in adapters), default=0),
+        )
 
     def segments(self, path: str, module: int) -> Segments | None:
         """What the module at ``path`` adds; none if no adapter of the step targets it."""
@@ -61,12 +72,20 @@ class LoraRows:
             if (pair := weights.pairs.get(path)) is not None
         ]
 
+    def effects(self, path: str) -> list[EffectRows]:
+        """What adapters do at ``path`` beside that."""
+        return [
+            EffectRows(start, end, effect)
+            for start, end, weights in self.changing
+            if (effect := weights.effects.get(path)) is not None
+        ]
+
 
 _NO_ROWS = LoraRows(0, ())
 
 
 class LoraBatch:
-    """Adapters of the step that runs; the linear layers of one engine share it.
+    """Adapters of the step that runs; the layers of one engine share it.
 
     The output head sees other rows than the body: only those whose logits are wanted.
     """
@@ -117,19 +136,65 @@ class LoraBatch:
         finally:
             self._body = self._head = _NO_ROWS
 
-    def add(self, path: str, y: Tensor, x: Tensor) -> None:
-        """Add to ``y [..., out]``, in place, what the adapters make of ``x [..., in]``.
+    def linear(self, path: str, y: Tensor, x: Tensor) -> Tensor:
+        """Return ``y [..., out]`` of the base, whose memory is used, as each row's adapter has it
+        for ``x [..., in]``.
+
+        The output is wider than ``y`` where an adapter has more tokens.
 
         Raises:
             RuntimeError: an adapter targets a layer that does not see the rows of the step.
         """
         rows = self._head if path == self._head_path else self._body
         segments = rows.segments(path, self._modules[path])
-        if not segments:
-            return
-        if x.shape[:-1].numel() != rows.num_rows:
-            raise RuntimeError(f"{path} got {x.shape[:-1].numel()} rows, not {rows.num_rows}")
-        add_lora(y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1]), segments)
+        effects = rows.effects(path)
+        if not segments and not effects:
+            return y
+        _check_rows(path, x.shape[:-1].numel(), rows)
+        flat_x, flat_y = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+        if segments:
+            add_lora(flat_y, flat_x, segments)
+        if path == self._head_path and rows.vocab_size > y.shape[-1]:
+            flat_y = nn.functional.pad(flat_y, (0, rows.vocab_size - y.shape[-1]))
+        change_linear(flat_y, flat_x, effects)
+        return flat_y.view(*y.shape[:-1], -1)
+
+    def base_ids(self, ids: Tensor, num_embeddings: int) -> Tensor:
+        """Return ids that a table of the base can be asked for: those that adapters added become
+        some other, and `embedding` overwrites what is read for it."""
+        if self._body.vocab_size <= num_embeddings:
+            return ids
+        return ids.clamp(max=num_embeddings - 1)
+
+    def embedding(self, path: str, y: Tensor, ids: Tensor, scale: float) -> Tensor:
+        """Return ``y [..., width]`` of the base, changed in place as each row's adapter has it for
+        ``ids [...]``; what stands in tables is multiplied by ``scale``.
+
+        Raises:
+            RuntimeError: an adapter targets an embedding that does not see the rows of the step.
+        """
+        effects = self._body.effects(path)
+        if effects:
+            _check_rows(path, ids.numel(), self._body)
+            change_embedded(y.view(-1, y.shape[-1]), ids.reshape(-1), effects, scale)
+        return y
+
+    def norm(self, path: str, y: Tensor) -> Tensor:
+        """Return ``y [..., width]`` of the base, changed in place as each row's adapter has it.
+
+        Raises:
+            RuntimeError: an adapter targets a norm that does not see the rows of the step.
+        """
+        effects = self._body.effects(path)
+        if effects:
+            _check_rows(path, y.shape[:-1].numel(), self._body)
+            change_norm(y.view(-1, y.shape[-1]), effects)
+        return y
+
+
+def _check_rows(path: str, num_rows: int, rows: LoraRows) -> None:
+    if num_rows != rows.num_rows:
+        raise RuntimeError(f"{path} got {num_rows} rows, not {rows.num_rows}")
 
 
 class LoraLinear(nn.Linear):
@@ -154,10 +219,12 @@ class LoraLinear(nn.Linear):
         return layer
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  nn.Linear's own name
-        """Return ``input [..., in] @ weight.T + bias``, with each row's adapter added."""
-        output = self.base_output(input)
-        self.batch.add(self.path, output, input)
-        return output
+        """Return ``input [..., in] @ weight.T + bias``, for each row with its adapter."""
+        return self.batch.linear(self.path, self.base_output(input), input)
+
+    def base_weight(self) -> Tensor:
+        """Return the weight, ``[out, in]``: a copy of it where it is packed."""
+        return self.weight if self.packed is None else self.packed.unpack()
 
     def base_output(self, x: Tensor) -> Tensor:
         """Return ``x [..., in] @ weight.T + bias``."""
@@ -184,27 +251,10 @@ class LoraConv1D(nn.Module):
         return layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x [..., in] @ weight + bias``, with each row's adapter added."""
+        """Return ``x [..., in] @ weight + bias``, for each row with its adapter."""
         output = torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight)
-        output = output.view(*x.shape[:-1], -1)
-        self.batch.add(self.path, output, x)
-        return output
+        return self.batch.linear(self.path, output.view(*x.shape[:-1], -1), x)
 
-
-def adopt_linears(
-    network: nn.Module,
-    shapes: Mapping[str, tuple[int, int]],
-    head_path: str,
-) -> LoraBatch:
-    """Replace the linear layers of ``shapes`` by such that add the adapters of the batch."""
-    batch = LoraBatch(head_path, shapes)
-    for path in shapes:
-        base = network.get_submodule(path)
-        parent, _, name = path.rpartition(".")
-        layer: nn.Module
-        if isinstance(base, nn.Linear):
-            layer = LoraLinear.adopt(base, path, batch)
-        else:
-            layer = LoraConv1D.adopt(base, path, batch)
-        setattr(network.get_submodule(parent), name, layer)
-    return batch
+    def base_weight(self) -> Tensor:
+        """Return the weight, ``[out, in]``."""
+        return self.weight.T

@@ -12,6 +12,8 @@ DEVICE_KV_SHARE = 0.6
 HOST_KV_SHARE = 0.25
 """Of a host's free memory: the gateway, its database and others live there too."""
 ADAPTER_SHARE = 0.2
+HOST_ADAPTER_SHARE = 0.1
+"""Of a host's free memory, for adapters that the device may want again."""
 SWAP_SHARE = 0.25
 """Of the KV cache, for what preempted requests have computed; and at most"""
 SWAP_HOST_SHARE = 0.05
@@ -28,6 +30,8 @@ class PoolSizes:
     max_model_len: int
     num_host_blocks: int = 0
     """KV blocks of the host's memory, for preempted requests."""
+    host_adapter_bytes: int = 0
+    """Of the host's memory, for adapters that the device may want again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class PoolRequest:
     adapter_memory_bytes: int | None
     free_host_bytes: int = 0
     swap_memory_bytes: int | None = 0
+    host_adapter_bytes: int | None = 0
     is_on_host: bool = False
     """True where `free_bytes` is the host's memory too, so that all pools share it."""
 
@@ -100,8 +105,15 @@ def size_pools(request: PoolRequest) -> PoolSizes:
             "LORAPLEX_ADAPTER_MEMORY_BYTES"
         )
     taken_bytes = kv_bytes + adapter_bytes if request.is_on_host else 0
-    num_host_blocks = _swap_bytes(request, kv_bytes, taken_bytes) // request.bytes_per_block
-    return PoolSizes(num_blocks, kv_bytes, adapter_bytes, request.max_model_len, num_host_blocks)
+    swap_bytes = _swap_bytes(request, kv_bytes, taken_bytes)
+    return PoolSizes(
+        num_blocks,
+        kv_bytes,
+        adapter_bytes,
+        request.max_model_len,
+        swap_bytes // request.bytes_per_block,
+        _host_adapter_bytes(request, taken_bytes + swap_bytes),
+    )
 
 
 def _swap_bytes(request: PoolRequest, kv_bytes: int, taken_bytes: int) -> int:
@@ -116,6 +128,22 @@ def _swap_bytes(request: PoolRequest, kv_bytes: int, taken_bytes: int) -> int:
             f"{asked // MIB} MiB of host memory are to hold what preempted requests computed, and "
             f"{free_bytes // MIB} MiB are free beside {taken_bytes // MIB} MiB of KV cache and "
             "adapters; lower LORAPLEX_SWAP_MEMORY_BYTES, 0 needs none"
+        )
+    return asked
+
+
+def _host_adapter_bytes(request: PoolRequest, taken_bytes: int) -> int:
+    """As `_swap_bytes`."""
+    asked = request.host_adapter_bytes
+    free_bytes = request.free_host_bytes - taken_bytes
+    if asked is None:
+        most_bytes = int(HOST_ADAPTER_SHARE * request.free_host_bytes)
+        return max(0, min(most_bytes, free_bytes))
+    if asked > free_bytes:
+        raise MemoryTooSmall(
+            f"{asked // MIB} MiB of host memory are to keep adapters, and {free_bytes // MIB} MiB "
+            f"are free beside {taken_bytes // MIB} MiB of other pools; lower "
+            "LORAPLEX_HOST_ADAPTER_BYTES, 0 needs none"
         )
     return asked
 

@@ -75,8 +75,11 @@ class Meter:
         num_decodes = len(draft.selection)
         self._used_ms[draft.selection.rows] += shares[:num_decodes]
         if draft.prefilling:
-            of_prompts = zip(draft.prefilling, shares[num_decodes:].tolist(), strict=True)
-            self._tell({request.key: ms for request, ms in of_prompts})
+            of_prompts: dict[str, float] = {}
+            parts = zip(draft.prefilling, shares[num_decodes:].tolist(), strict=True)
+            for request, ms in parts:  # of one request there may be two
+                of_prompts[request.key] = of_prompts.get(request.key, 0.0) + ms
+            self._tell(of_prompts)
 
     def _tell_all(self, draft: Draft) -> None:
         """Those that decoded in the newest step stand for all: others are told when they end."""

@@ -25,9 +25,10 @@ from transformers.utils import logging as transformers_logging
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.engine import gate
+from loraplex.engine.adapted import AdoptedWeights, adopt, is_plain
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.errors import ModelUnsupported
-from loraplex.engine.lora_linear import LoraBatch, adopt_linears
+from loraplex.engine.lora_linear import LoraBatch
 from loraplex.engine.memory import free_host_bytes, require_model_fits
 from loraplex.engine.model_files import (
     check_folder,
@@ -76,12 +77,17 @@ class LoadedModel:
     shapes: BaseShapes
     """What an adapter can be attached to."""
     lora: LoraBatch
-    """Adds adapters to its linear layers."""
+    """Computes rows with their adapters."""
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def weights(self) -> AdoptedWeights:
+        """What adapters are compared and combined with when they are loaded."""
+        return AdoptedWeights(self.network)
 
     def logits(
         self, input_ids: Tensor, positions: Tensor, rows: Tensor, step: gate.AttentionStep
@@ -207,7 +213,7 @@ def _inspect(
         layers=layers,
         head_path=head_path,
         shapes=shapes,
-        lora=adopt_linears(network, shapes.linears, head_path),
+        lora=adopt(network, shapes, head_path),
         vocab_size=vocab_size,
         max_model_len=gate.max_model_len(declared, config.max_model_len),
         eos_token_ids=_eos_token_ids(network),
@@ -279,34 +285,29 @@ def _probe(
     positions = torch.arange(7, device=device)
     rows = torch.tensor([2, 5], device=device)
     attention = gate.AttentionProbe()
-    linears = _linear_shapes(network)
-    probe = gate.LinearProbe(network, linears, len(tokens), (head_path, len(rows)))
+    linears, embeddings, biases = (
+        _linear_shapes(network),
+        _embedding_shapes(network),
+        _bias_lengths(network),
+    )
+    paths = linears.keys() | embeddings.keys() | biases.keys()
+    probe = gate.RowProbe(network, paths, len(tokens), (head_path, len(rows)))
     try:
         logits = _forward(network, tokens, positions, rows, attention)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         raise ModelUnsupported(f"its forward pass failed: {error}") from error
     layers = gate.check_layers(declared, attention)
     gate.check_logits(logits, (len(rows), vocab_size))
-    served = {path: linears[path] for path in sorted(probe.finish())}
-    embeddings = {
-        path: (module.num_embeddings, module.embedding_dim)
-        for path, module in network.named_modules()
-        if isinstance(module, nn.Embedding)
-    }
-    biases = {
-        path: module.bias.shape[0]
-        for path, module in network.named_modules()
-        if (path in served or isinstance(module, nn.LayerNorm))
-        and isinstance(getattr(module, "bias", None), nn.Parameter)
-    }
+    seen = probe.finish()
+    served = {path: linears[path] for path in sorted(linears.keys() & seen)}
     embedding: Any = network.get_input_embeddings()
     return layers, BaseShapes(
         linears=MappingProxyType(served),
-        embeddings=MappingProxyType(embeddings),
+        embeddings=MappingProxyType({p: shape for p, shape in embeddings.items() if p in seen}),
         heads=frozenset({head_path} & served.keys()),
         token_embedding=_path_of(network, embedding),
         is_tied=network.get_submodule(head_path).weight is embedding.weight,
-        biases=MappingProxyType(biases),
+        biases=MappingProxyType({p: length for p, length in biases.items() if p in seen}),
     )
 
 
@@ -319,6 +320,25 @@ def _linear_shapes(network: nn.Module) -> dict[str, tuple[int, int]]:
         elif type(module) is Conv1D:
             shapes[path] = (module.nf, module.nx)
     return shapes
+
+
+def _embedding_shapes(network: nn.Module) -> dict[str, tuple[int, int]]:
+    """(rows, width) of each embedding that is no more than a table, perhaps with a scale."""
+    return {
+        path: (module.num_embeddings, module.embedding_dim)
+        for path, module in network.named_modules()
+        if isinstance(module, nn.Embedding) and is_plain(module)
+    }
+
+
+def _bias_lengths(network: nn.Module) -> dict[str, int]:
+    """Length of each bias that a linear layer or a norm adds to its output last."""
+    return {
+        path: module.bias.shape[0]
+        for path, module in network.named_modules()
+        if isinstance(module, nn.Linear | Conv1D | nn.LayerNorm)
+        and isinstance(getattr(module, "bias", None), nn.Parameter)
+    }
 
 
 def _forward(

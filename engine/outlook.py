@@ -1,6 +1,6 @@
 """What admission may know: what is there now, and what is likely to come."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.engine.admission import Blocked
@@ -81,6 +81,11 @@ class Outlook:
         if state is State.LOADING and self._residency.is_unclaimed(key):
             return State.ABSENT
         return state
+
+    @property
+    def kept(self) -> Set[str]:
+        """See `AdmissionView.kept`."""
+        return self._loads.kept
 
     @property
     def adapters_version(self) -> int:
@@ -180,7 +185,7 @@ class Outlook:
     def predicted_wait_ms(self, request: Request) -> float:
         """Wall time until those that run will have left enough blocks and memory for it."""
         missing_blocks = self._missing_blocks(request)
-        missing_bytes = self._bytes_to_free(request) - self._residency.loadable_bytes
+        missing_bytes = self._bytes_to_free(request) - self._loadable_bytes(request)
         if self._ends is None:
             self._ends = PredictedEnds(self._running, self._output_left)
         return self._ends.steps_until(missing_blocks, missing_bytes) * self._step_ms
@@ -220,6 +225,9 @@ class Outlook:
         key = request.adapter
         is_absent = key is not None and self._residency.state(key) is State.ABSENT
         return request.submission.adapter_bytes if is_absent else 0
+
+    def _loadable_bytes(self, request: Request) -> int:
+        return self._residency.loadable_bytes(request.tenant)
 
     def _output_left(self, request: Request) -> float:
         """Expected tokens that are still to come, at least 1."""

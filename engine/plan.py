@@ -197,7 +197,8 @@ class StepPlan:
 
     step: int
     prefills: tuple[Chunk, ...] = ()
-    """Chunks of prompts, and of what is recomputed after a preemption."""
+    """Chunks of prompts, and of what is recomputed after a preemption; two of one choice, one
+    behind the other, where its adapter begins to act between them."""
     loads: tuple[AdapterKey, ...] = ()
     """Adapters whose transfer starts in this step."""
     evictions: tuple[AdapterKey, ...] = ()
@@ -214,11 +215,15 @@ class StepPlan:
     """Adapters whose transfer starts although no request needs them yet."""
     claims: tuple[AdapterKey, ...] = ()
     """Adapters on their way as prefetches, which a request needs from this step on."""
+    host_evictions: tuple[AdapterKey, ...] = ()
+    """Adapters that the host's memory keeps no longer; before the loads start, too."""
+    host_keeps: tuple[AdapterKey, ...] = ()
+    """Of the loads and prefetches, those whose bytes the host's memory keeps once they were read."""
 
     @property
     def num_requests(self) -> int:
         """Choices of which something is computed; 0 if the step computes nothing."""
-        return len(self.decodes) + len(self.prefills)
+        return len(self.decodes) + len({chunk.request_id for chunk in self.prefills})
 
     @property
     def num_preempted(self) -> int:

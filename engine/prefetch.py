@@ -87,10 +87,11 @@ class Prefetch:
         return max(absent, key=self._residency.demand.density, default=None)
 
     def _is_worth_it(self, key: AdapterKey, margin: float, draft: Draft) -> bool:
-        num_bytes = self._residency.demand.num_bytes(key)
-        if not self._residency.can_load(num_bytes):
+        residency, demand = self._residency, self._residency.demand
+        num_bytes = demand.num_bytes(key)
+        if not residency.can_load(num_bytes, key.tenant, is_prefetch=True):
             return False
-        demand, victims = self._residency.demand, self._residency.victims(num_bytes)
+        victims = residency.victims(num_bytes, key.tenant, is_prefetch=True)
         if not set(draft.prefetches).isdisjoint(victims):
             return False
         given_up = sum(map(demand.worth, victims))

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from itertools import count
 
 from loraplex.engine.cache_eviction import EvictionOrder
-from loraplex.engine.cached_block import CachedBlock, Namespace, Tree
+from loraplex.engine.cached_block import BlockKey, CachedBlock, Namespace, Tree
 
 
 class PrefixCache:
@@ -15,6 +15,10 @@ class PrefixCache:
     can give a request what other tokens have made; and Python's hashes of bytes are keyed, so that
     nobody can make them collide.
 
+    An adapter that acts from some position on shares what lies before with the base model: such
+    sequences lie in the tree of that, and the block in which the adapter begins to act is known by
+    its digest and by the position too. All that lies behind is known by that block.
+
     Invariant: whoever holds a block here holds all before it. So whatever rests, that is, nobody
     holds, can go: it has a leaf, and then the next.
     """
@@ -23,8 +27,8 @@ class PrefixCache:
         self._block_size = block_size
         self._order = order
         self._trees: dict[Namespace, Tree] = {}
-        self._known: dict[tuple[int, bytes], CachedBlock] = {}
-        """By the number of what lies before, and tokens."""
+        self._known: dict[tuple[int, BlockKey], CachedBlock] = {}
+        """By the number of what lies before, and its own key."""
         self._by_block: list[CachedBlock | None] = [None] * num_blocks
         self._numbers = count(1)
         self.num_resting = 0
@@ -34,18 +38,18 @@ class PrefixCache:
 
     def version(self, namespace: Namespace) -> int:
         """A number that changes with whatever `match` may find in the namespace."""
-        tree = self._trees.get(namespace)
+        tree = self._trees.get(namespace.root)
         return 0 if tree is None else tree.version
 
     def match(self, namespace: Namespace, token_ids: list[int], max_blocks: int) -> list[int]:
         """The blocks with which a sequence begins, as far as they are known, at most so many."""
         found: list[int] = []
-        tree = self._trees.get(namespace)
+        tree = self._trees.get(namespace.root)
         if tree is None:
             return found
         number = tree.number
         for index in range(max_blocks):
-            cached = self._known.get((number, self._key(token_ids, index)))
+            cached = self._known.get((number, self._key(namespace, token_ids, index)))
             if cached is None:
                 break
             found.append(cached.block)
@@ -60,10 +64,10 @@ class PrefixCache:
         Returns the block that is known by these tokens: another, if one was there before; then that
         must be held in place of this. None if what lies before is not known any more.
         """
-        before = self._by_block[block_table[index - 1]] if index else self._tree(namespace)
+        before = self._by_block[block_table[index - 1]] if index else self._tree(namespace.root)
         if before is None:
             return None
-        key = self._key(token_ids, index)
+        key = self._key(namespace, token_ids, index)
         known = self._known.get((before.number, key))
         if known is not None:
             return known.block
@@ -118,8 +122,9 @@ class PrefixCache:
         return evicted
 
     def forget(self, namespace: Namespace) -> list[int]:
-        """Know nothing of a namespace any more; return the blocks that rested."""
-        tree = self._trees.pop(namespace, None)
+        """Know nothing any more of a namespace and all that have the same root; return the blocks
+        that rested."""
+        tree = self._trees.pop(namespace.root, None)
         if tree is None:
             return []
         forgotten = [*tree.blocks.values()]
@@ -162,6 +167,10 @@ class PrefixCache:
         by_block = self._by_block
         return [cached for block in blocks if (cached := by_block[block]) is not None]
 
-    def _key(self, token_ids: list[int], index: int) -> bytes:
-        start = index * self._block_size
-        return array("i", token_ids[start : start + self._block_size]).tobytes()
+    def _key(self, namespace: Namespace, token_ids: list[int], index: int) -> BlockKey:
+        size = self._block_size
+        first = index * size
+        tokens = array("i", token_ids[first : first + size]).tobytes()
+        if namespace.start and first <= namespace.start < first + size:
+            return BlockKey(tokens, namespace.digest, namespace.start - first)
+        return BlockKey(tokens)

@@ -70,6 +70,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     tenant: str
     adapter: str | None
     """Digest of the adapter version pinned at admission; None runs the base model."""
+    adapter_start: int = 0
+    """Position in the prompt from which on the adapter acts: tokens before are the base model's,
+    all generated ones are the adapter's."""
     prompt: tuple[int, ...]
     """Token ids, at least one."""
     sampling: Sampling

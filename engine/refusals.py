@@ -50,6 +50,13 @@ def refuse_impossible(
             raise RequestRefused(
                 f"{field} has a token id outside 0 to {config.vocab_size - 1}", field
             )
+    last_start = 0 if submit.adapter is None else len(submit.prompt) - 1
+    if not 0 <= submit.adapter_start <= last_start:
+        raise RequestRefused(
+            f"adapter_start is {submit.adapter_start}; this request's adapter can begin to act "
+            f"at 0 to {last_start}",
+            "adapter_start",
+        )
     if not 0 < submit.weight < inf:
         raise RequestRefused(f"the weight is {submit.weight}; it must be above 0", "weight")
     if adapter_bytes > capacity_bytes:

@@ -88,7 +88,8 @@ class Submission:
     """When the first step that computed any of it was planned, or it ended without one."""
 
     def __post_init__(self) -> None:
-        self.namespace = Namespace(self.submit.tenant, self.submit.adapter)
+        submit = self.submit
+        self.namespace = Namespace(submit.tenant, submit.adapter, submit.adapter_start)
         if self.sampling.repetition_penalty != 1:
             self.prompt_ids = tuple(set(self.submit.prompt))
 
@@ -184,6 +185,8 @@ class Request:
     """Identity of the choice, unique among those open."""
     adapter: AdapterKey | None = field(init=False)
     """What it runs on, pinned at admission."""
+    adapter_start: int = field(init=False)
+    """Position from which on that acts; tokens before are computed by the base model."""
     num_prompt_tokens: int = field(init=False)
     """Tokens that the client sent."""
     sampling_row: tuple[float, float, int, float, int] = field(init=False)
@@ -197,6 +200,7 @@ class Request:
         self.token_ids = list(submit.prompt)
         self.key = choice_key(submit.request_id, self.choice)
         self.adapter = None if submit.adapter is None else AdapterKey(submit.tenant, submit.adapter)
+        self.adapter_start = submit.adapter_start
         self.num_prompt_tokens = len(submit.prompt)
         sampling = submit.sampling
         seed = choice_seed(sampling.seed, self.choice)

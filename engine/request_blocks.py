@@ -104,7 +104,7 @@ class RequestBlocks:
         are open, those that may have read it too add nothing, until they begin anew."""
         namespace = _namespace(submission)
         for request in requests:
-            if _namespace(request.submission) == namespace:
+            if _namespace(request.submission).root == namespace.root:
                 request.enter_at = sys.maxsize
                 self.swapping.forget(request)
         if self._cache is not None:

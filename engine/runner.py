@@ -12,6 +12,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
 from loraplex.engine.kv_copies import KvCopies
+from loraplex.engine.lora_linear import LoraRows
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.sampler import sample
@@ -126,11 +127,26 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:
-        """Compute the batch; return ``[sampled rows, vocab]`` float32."""
+        """Compute the batch; return ``[sampled rows, vocab]`` float32.
+
+        Where an adapter has other tokens than the base model, rows are as wide as the widest, and
+        hold −∞ for tokens that their own adapter does not have.
+        """
         step = _PagedStep(self._caches, batch.attention)
         with self._lora.step(batch.body, batch.head):
             logits = self._model.logits(batch.input_ids, batch.positions, batch.sampled_rows, step)
-        return logits.float()
+        return _within_vocabulary(logits.float(), batch.head, self._model.vocab_size)
+
+
+def _within_vocabulary(logits: Tensor, rows: LoraRows, vocab_size: int) -> Tensor:
+    own = [each for each in rows.adapters if each.weights.vocab_size is not None]
+    if not own:
+        return logits
+    num_tokens = torch.full((rows.num_rows, 1), vocab_size)
+    for start, end, weights in own:
+        num_tokens[start:end] = weights.vocab_size
+    token_ids = torch.arange(logits.shape[1], device=logits.device)
+    return logits.masked_fill_(token_ids >= num_tokens.to(logits.device), -torch.inf)
 
 
 def _allocate(model: LoadedModel, layout: KvLayout, device: torch.device) -> list[KvCache]:

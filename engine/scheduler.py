@@ -197,6 +197,7 @@ class Scheduler:
         self._admit(draft, now)
         self._plan_yielding(draft)
         self._prefetch.start(self._waiting.upcoming(), draft)
+        self._loads.order(draft)
         return draft.plan(self._step)
 
     def commit(

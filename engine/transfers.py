@@ -1,46 +1,64 @@
-"""Moves adapters from the store to the device beside the steps, never inside one."""
+"""Moves adapters from the store to the host and the device beside the steps, never inside one."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
 
 from loraplex.adapters.errors import AdapterMismatch
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.plan import StepPlan
-from loraplex.engine.transfers_port import Arrival
+from loraplex.engine.transfers_port import AdapterSource, Arrival, Progress
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """One read of one adapter."""
+    """One way of one adapter to the device."""
 
     key: AdapterKey
+    started_s: float
+    on_host: Any = None
+    """What was read; before the start, if the host has it."""
+    is_from_host: bool = False
+    is_to_keep: bool = False
+    """The host keeps what is read."""
+    layers: tuple[int, int] = (0, 0)
     future: "Future[None] | None" = None
     weights: AdapterWeights | None = None
     error: Exception | None = None
+
+    def note_layers(self, num_layers: int, of_layers: int) -> None:
+        self.layers = (num_layers, of_layers)
 
 
 class Transfers:
     """Loads on one thread, prefetches on another, so that no load waits behind a prefetch.
 
-    `start` and `arrivals` belong to the engine's thread and never wait for a load. A prefetch that
-    is given up while it is read is read to its end and dropped, or taken again if its adapter is
+    `start`, `arrivals` and `progress` belong to the engine's thread and never wait for a load. What
+    the host keeps is copied to the device without reading and verifying it again. A prefetch that
+    is given up on its way goes to its end and is dropped, or taken again if its adapter is
     wanted before: one adapter is never read twice at a time. Until then it takes memory of the
     device that is accounted to others: of one adapter, since one is read at a time, and of a second
-    while a step is planned, if that one is given up too just when the first has been read.
+    while a step is planned, if that one is given up too just when the first has been read. So does
+    what the host is to give up while it is copied.
     """
 
     def __init__(
-        self, load: Callable[[str], AdapterWeights], on_arrival: Callable[[], None]
+        self,
+        source: AdapterSource,
+        on_arrival: Callable[[], None],
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`load` reads one adapter by digest; `on_arrival` is called from the loading thread."""
-        self._load = load
+        """`on_arrival` is called from the loading thread; `clock` tells seconds."""
+        self._source = source
         self._on_arrival = on_arrival
+        self._clock = clock
         self._demanded = ThreadPoolExecutor(1, thread_name_prefix="adapter-load")
         self._spare = ThreadPoolExecutor(1, thread_name_prefix="adapter-prefetch")
         self._ended: SimpleQueue[_Transfer] = SimpleQueue()
@@ -48,11 +66,17 @@ class Transfers:
         self._given_up: dict[AdapterKey, _Transfer] = {}
         """Transfers that go on although nobody wants them."""
         self._resident: dict[AdapterKey, AdapterWeights] = {}
+        self._on_host: dict[AdapterKey, Any] = {}
 
     @property
     def resident(self) -> Mapping[AdapterKey, AdapterWeights]:
         """Adapters that a step may use."""
         return self._resident
+
+    @property
+    def on_host(self) -> Mapping[AdapterKey, Any]:
+        """What the host keeps, as the source has read it."""
+        return self._on_host
 
     def start(self, plan: StepPlan) -> None:
         """See `AdapterTransfers.start`."""
@@ -61,6 +85,8 @@ class Transfers:
                 del self._resident[key]
             else:
                 self._give_up(self._in_flight.pop(key))
+        for key in plan.host_evictions:
+            self._on_host.pop(key, None)
         for key in plan.claims:
             transfer = self._in_flight[key]
             if transfer.future is not None and transfer.future.cancel():
@@ -69,6 +95,9 @@ class Transfers:
             self._begin(key, self._demanded)
         for key in plan.prefetches:
             self._begin(key, self._spare)
+        for key in plan.host_keeps:
+            if key in self._in_flight:
+                self._in_flight[key].is_to_keep = True
 
     def arrivals(self) -> list[Arrival]:
         """See `AdapterTransfers.arrivals`."""
@@ -81,10 +110,11 @@ class Transfers:
             if self._given_up.get(transfer.key) is transfer:
                 del self._given_up[transfer.key]
                 continue
-            del self._in_flight[transfer.key]
-            if transfer.weights is not None:
-                self._resident[transfer.key] = transfer.weights
-            arrived.append(Arrival(transfer.key, transfer.error))
+            arrived.append(self._end(transfer))
+
+    def progress(self) -> Iterator[Progress]:
+        """How far what is on its way has come."""
+        return (Progress(key, *transfer.layers) for key, transfer in self._in_flight.items())
 
     def close(self) -> None:
         """Wait for what is being read, drop the rest."""
@@ -92,11 +122,24 @@ class Transfers:
         self._demanded.shutdown(cancel_futures=True)
         self._spare.shutdown()
 
+    def _end(self, transfer: _Transfer) -> Arrival:
+        key = transfer.key
+        del self._in_flight[key]
+        if transfer.weights is not None:
+            self._resident[key] = transfer.weights
+            if transfer.is_to_keep:
+                self._on_host[key] = transfer.on_host
+        seconds = self._clock() - transfer.started_s
+        route = "host" if transfer.is_from_host else "store"
+        return Arrival(key, transfer.error, route, seconds)
+
     def _begin(self, key: AdapterKey, thread: ThreadPoolExecutor) -> None:
         transfer = self._given_up.pop(key, None)
         if transfer is None:
-            transfer = _Transfer(key)
+            on_host = self._on_host.get(key)
+            transfer = _Transfer(key, self._clock(), on_host, is_from_host=on_host is not None)
             transfer.future = thread.submit(self._run, transfer)
+        transfer.is_to_keep = False
         self._in_flight[key] = transfer
 
     def _give_up(self, transfer: _Transfer) -> None:
@@ -105,7 +148,9 @@ class Transfers:
 
     def _run(self, transfer: _Transfer) -> None:
         try:
-            transfer.weights = self._load(transfer.key.digest)
+            if transfer.on_host is None:
+                transfer.on_host = self._source.read(transfer.key.digest)
+            transfer.weights = self._source.place(transfer.on_host, transfer.note_layers)
         except AdapterMismatch as error:
             _log.error("%s", error)
             transfer.error = error

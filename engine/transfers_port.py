@@ -1,10 +1,14 @@
-"""What the engine asks of whoever copies adapters to the device."""
+"""What the engine asks of whoever copies adapters to the device, and they of whoever reads them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
+
+LoadRoute = Literal["store", "host"]
+"""Where a load comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +18,20 @@ class Arrival:
     key: AdapterKey
     error: Exception | None = None
     """Why the adapter did not come; None if it is there."""
+    route: LoadRoute = "store"
+    seconds: float = 0.0
+    """From its start in a plan to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a transfer is."""
+
+    key: AdapterKey
+    num_layers: int
+    """Layers that are on the device."""
+    of_layers: int
+    """Layers that it has; 0 until that is known."""
 
 
 class AdapterTransfers(Protocol):
@@ -26,4 +44,17 @@ class AdapterTransfers(Protocol):
 
     def arrivals(self) -> list[Arrival]:
         """All transfers that have ended since the last call, but those that were given up."""
+        ...
+
+
+class AdapterSource(Protocol):
+    """Where adapters come from. Called from the threads that load."""
+
+    def read(self, digest: str) -> Any:  # noqa: ANN401  what `place` takes is its own matter
+        """Read an adapter into the host's memory and verify it; raises what goes wrong."""
+        ...
+
+    def place(self, on_host: Any, on_layer: Callable[[int, int], None]) -> Any:  # noqa: ANN401
+        """Copy what was read to the device, as steps use it; `on_layer` takes how many layers are
+        there, and of how many."""
         ...

@@ -29,6 +29,10 @@ class PackedWeight:
             return self._apply(x, bias)
         return torch.cat([self._apply(x[:num_whole], bias), self._apply(x[num_whole:], bias)])
 
+    def unpack(self) -> Tensor:
+        """Return a copy as ``[out, in]`` in the usual layout, the same bits."""
+        return self.packed.to_dense()
+
     def _apply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001  torch has no public name
             x, self.packed, bias, "none", [], ""

@@ -285,7 +285,9 @@ def tell(error: BaseException) -> Told:
         message=rule.message or str(error),
         param=_param(error),
         headers=(*rule.headers, *_wait_headers(error)),
-        problems=error.problems if isinstance(error, adapters.CheckpointInvalid) else (),
+        problems=tuple(map(str, error.problems))
+        if isinstance(error, adapters.CheckpointInvalid)
+        else (),
     )
 
 

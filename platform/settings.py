@@ -1,6 +1,7 @@
 """All settings, and the only place that reads the environment (prefix `LORAPLEX_`)."""
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, Self
 
@@ -78,6 +79,13 @@ class Settings(BaseSettings):
         None,
         ge=1,
         description="Memory of resident adapters. Default: sized from free memory at start.",
+    )
+    host_adapter_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Host memory for adapters that were read and verified, so that those which the "
+        "device gave up come back without the store; in the dtype of their files. 0 keeps none. "
+        "Default: a tenth of the host's free memory.",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
     swap_memory_bytes: int | None = Field(
@@ -205,6 +213,16 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="`debug` adds one line per engine step."
     )
+
+    @model_validator(mode="after")
+    def _every_variable_is_a_setting(self) -> Self:
+        known = {f"LORAPLEX_{name.upper()}" for name in type(self).model_fields}
+        for name in sorted(os.environ):
+            if name.upper().startswith("LORAPLEX_") and name.upper() not in known:
+                close = get_close_matches(name.upper(), known, 1)
+                hint = f"did you mean {close[0]}?" if close else "docs/settings.md has all."
+                raise ValueError(f"{name} in the environment is no setting; {hint}")
+        return self
 
     @field_validator("data_dir")
     @classmethod

@@ -17,10 +17,9 @@ import torch
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
-from loraplex.adapters import weights
-from loraplex.adapters.residency import Residency
+from loraplex.adapters.errors import AdapterError
+from loraplex.adapters.residency import HostMemory, Residency
 from loraplex.adapters.storage import AdapterStore
-from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine import memory
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
@@ -41,6 +40,7 @@ from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
 from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
 from loraplex.engine.transcript import Transcript
 from loraplex.engine.transfers import Transfers
@@ -55,6 +55,9 @@ from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
 from loraplex.platform.worker_self_tests import SelfTests, compose_self_tests
 
 _log = logging.getLogger(__name__)
+
+_MAX_KNOWN_SIZES = 65_536
+"""Adapters whose sizes are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,25 +232,28 @@ def compose_engine(
 ) -> EngineParts:
     """Put an engine together over a runner; its adapters are those of the data directory. Without
     `costs` it knows nothing of step times yet; `clock` is in seconds."""
-    mailbox, residency = Mailbox(), Residency(sizes.adapter_bytes)
+    mailbox, store = Mailbox(), AdapterStore(settings.adapters_dir)
+    # What a digest names never changes, so its header is read once.
+    sizes_of = lru_cache(maxsize=_MAX_KNOWN_SIZES)(store.sizes)
+
+    def num_bytes(digest: str) -> int:
+        return sizes_of(digest).num_elements * model.dtype.itemsize
+
+    def host_bytes(digest: str) -> int | None:
+        try:
+            return sizes_of(digest).num_bytes
+        except (AdapterError, OSError):
+            return None  # the load will tell
+
+    host = HostMemory(sizes.host_adapter_bytes, host_bytes)
+    residency = Residency(sizes.adapter_bytes, host=host, clock=clock)
     costs = costs or CostModel(subject_of(runner))
     config = scheduler_config(settings, sizes, model.vocab_size)
     config = replace(config, copy_ms_per_block=runner.measure_copy_ms())
     scheduler = _scheduler(
         settings, model, config, residency, Tokenizer.from_buffer(tokenizer_json), costs
     )
-    store = AdapterStore(settings.adapters_dir)
-
-    def load(digest: str) -> AdapterWeights:
-        return runner.locate(
-            weights.load(store, digest, model.shapes, dtype=model.dtype, device=model.config.device)
-        )
-
-    transfers = Transfers(load, mailbox.wake)
-    # What a digest names never changes, so its header is read once.
-    num_bytes = lru_cache(maxsize=None)(
-        partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
-    )
+    transfers = Transfers(StoredAdapters(store, runner), mailbox.wake)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
     return EngineParts(engine, mailbox, scheduler, residency, transfers)
 
@@ -328,18 +334,20 @@ def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:
             adapter_memory_bytes=settings.adapter_memory_bytes,
             free_host_bytes=host_bytes,
             swap_memory_bytes=settings.swap_memory_bytes,
+            host_adapter_bytes=settings.host_adapter_bytes,
             is_on_host=not on_gpu,
         )
     )
     _log.info(
-        "memory: %d MiB free, KV cache %d MiB (%d blocks of %d tokens), adapters %d MiB, %d blocks "
-        "on the host for preempted requests; at most %d tokens per request",
+        "memory: %d MiB free, KV cache %d MiB (%d blocks of %d tokens), adapters %d MiB; on the "
+        "host %d blocks for preempted requests, adapters %d MiB; at most %d tokens per request",
         free_bytes // memory.MIB,
         sizes.kv_bytes // memory.MIB,
         sizes.num_blocks,
         settings.block_size,
         sizes.adapter_bytes // memory.MIB,
         sizes.num_host_blocks,
+        sizes.host_adapter_bytes // memory.MIB,
         sizes.max_model_len,
     )
     return sizes

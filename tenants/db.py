@@ -1,9 +1,12 @@
 """The database: SQLite as the embedded default, PostgreSQL in production."""
 
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from secrets import randbelow
+from time import monotonic
 from typing import Any, Self
 
 from sqlalchemy import URL, Connection, NullPool, event, make_url
@@ -18,6 +21,7 @@ __all__ = ["Base", "Database", "migrate"]
 DRIVERS = ("sqlite+aiosqlite", "postgresql+psycopg")
 BUSY_TIMEOUT_MS = 10_000
 """How long a statement on SQLite waits for another writer before it fails."""
+_SWITCH_MS = 20
 CONNECT_TIMEOUT_S = 5
 """How long PostgreSQL may take to accept a connection; libpq alone would wait for minutes."""
 SHOWN_OPTIONS = ("host", "port", "service")
@@ -180,6 +184,24 @@ def _prepare_file(path: Path) -> None:
         raise PermissionError(f"the file {path} is not writable")
 
 
+def _set_wal(cursor: Any) -> None:  # noqa: ANN401  driver's own type
+    """Switch a new file to write-ahead logging; nothing, once it is.
+
+    Two connections that switch at once hold a shared lock each and wait for the other's. So they
+    wait in short steps of different lengths: whoever gives up first lets the other through.
+    """
+    deadline_s = monotonic() + BUSY_TIMEOUT_MS / 1e3
+    while True:
+        cursor.execute(f"PRAGMA busy_timeout = {_SWITCH_MS + randbelow(_SWITCH_MS)}")
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if monotonic() > deadline_s:
+                raise
+        else:
+            return
+
+
 def _configure_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
     @event.listens_for(engine.sync_engine, "connect")
     def set_pragmas(connection: Any, _record: object) -> None:  # noqa: ANN401  driver's own type
@@ -187,8 +209,8 @@ def _configure_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
         # lets two transactions read the same state and then both write.
         connection.isolation_level = None
         cursor = connection.cursor()
+        _set_wal(cursor)
         cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        cursor.execute("PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute(f"PRAGMA foreign_keys = {int(foreign_keys)}")
         cursor.close()

@@ -1,4 +1,5 @@
-"""Ways to choose which adapter goes, for comparison with the residency's own."""
+"""Ways to choose which adapter goes that no engine would take: they know what will come, or are
+another system's."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,62 +7,6 @@ from math import ceil
 
 from loraplex.adapters.demand import Demand
 from loraplex.adapters.spec import AdapterKey
-
-
-class LeastRecentlyUsed:
-    """The one that was touched longest ago goes first."""
-
-    def loaded(self, key: AdapterKey, num_bytes: int) -> None:
-        """The residency keeps their order; so with the next two."""
-
-    def used(self, key: AdapterKey) -> None:
-        """See `loaded`."""
-
-    def evicted(self, key: AdapterKey) -> None:
-        """See `loaded`."""
-
-    def order(self, candidates: Sequence[AdapterKey], demand: Demand) -> Sequence[AdapterKey]:  # noqa: ARG002  of the protocol
-        """As they come."""
-        return candidates
-
-
-class GreedyDualSizeFrequency:
-    """GDSF (Cherkasova, HP Labs 1998): the lowest of `age + uses × cost ÷ size` goes first.
-
-    A load costs as much as it has bytes, plus what any load costs; so cost ÷ size is that of a
-    constant over size, plus 1.
-    """
-
-    _FIXED_BYTES = 10_000_000
-
-    def __init__(self) -> None:
-        self._bytes: dict[AdapterKey, int] = {}
-        self._uses: Counter[AdapterKey] = Counter()
-        self._priority: dict[AdapterKey, float] = {}
-        self._age = 0.0
-
-    def loaded(self, key: AdapterKey, num_bytes: int) -> None:
-        """Begin to count anew."""
-        self._bytes[key] = max(1, num_bytes)
-        self._uses[key] = 0
-        self._rate(key)
-
-    def used(self, key: AdapterKey) -> None:
-        """Count."""
-        self._uses[key] += 1
-        self._rate(key)
-
-    def evicted(self, key: AdapterKey) -> None:
-        """All that come after are younger than what has gone."""
-        self._age = max(self._age, self._priority.pop(key))
-
-    def order(self, candidates: Sequence[AdapterKey], demand: Demand) -> Sequence[AdapterKey]:  # noqa: ARG002  of the protocol
-        """By priority."""
-        return sorted(candidates, key=self._priority.__getitem__)
-
-    def _rate(self, key: AdapterKey) -> None:
-        worth = 1.0 + self._FIXED_BYTES / self._bytes[key]
-        self._priority[key] = self._age + self._uses[key] * worth
 
 
 class ChameleonScore:

@@ -4,7 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from loraplex.adapters.eviction import Eviction, LeastWorth
+from loraplex.adapters.eviction import (
+    Eviction,
+    GreedyDualSizeFrequency,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    LeastWorth,
+)
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
@@ -22,13 +28,7 @@ from loraplex.engine.simulation.baselines.slora import (
 )
 from loraplex.engine.simulation.baselines.token_units import TokenFairAdmission
 from loraplex.engine.simulation.bound import BoundUse, bound_ms
-from loraplex.engine.simulation.caches import (
-    Belady,
-    ChameleonScore,
-    GreedyDualSizeFrequency,
-    LeastRecentlyUsed,
-    Pinned,
-)
+from loraplex.engine.simulation.caches import Belady, ChameleonScore, Pinned
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.records import Run
@@ -167,6 +167,7 @@ def _uses(requests: Requests) -> list[AdapterKey]:
 CACHES: Mapping[str, Callable[[Requests], Eviction]] = {
     "worth": lambda _: LeastWorth(),
     "lru": lambda _: LeastRecentlyUsed(),
+    "lfu": lambda _: LeastFrequentlyUsed(),
     "gdsf": lambda _: GreedyDualSizeFrequency(),
     "chameleon": lambda _: ChameleonScore(),
     "pinned": lambda requests: Pinned(_uses(requests)),

@@ -93,7 +93,8 @@ def reporting_errors(status: int = 1) -> Iterator[None]:
     try:
         yield
     except CheckpointInvalid as error:
-        raise failure("\n  - ".join(["the adapter is refused:", *error.problems]), status) from None
+        lines = ["the adapter is refused:", *map(str, error.problems)]
+        raise failure("\n  - ".join(lines), status) from None
     except ValidationError as error:
         raise failure(_settings_problems(error), status) from None
     except (TenantsError, RegistryError, AdapterError, CommandFailed) as error:

@@ -76,4 +76,6 @@ async def _page(
 
 
 def _problems(error: Exception) -> tuple[str, ...]:
-    return error.problems if isinstance(error, CheckpointInvalid) else (str(error),)
+    return (
+        tuple(map(str, error.problems)) if isinstance(error, CheckpointInvalid) else (str(error),)
+    )

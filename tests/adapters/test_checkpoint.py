@@ -25,7 +25,7 @@ def folder(tmp_path):
 def problems(folder):
     with pytest.raises(CheckpointInvalid) as caught:
         inspect(folder, build.base())
-    return caught.value.problems
+    return [str(problem) for problem in caught.value.problems]
 
 
 def problem(folder):
@@ -79,9 +79,9 @@ def test_all_problems_are_reported_at_once(folder):
     content = {**build.tensors(), "stray": np.zeros(2, np.float32)}
     content[B0] = np.full((build.OUT, 3), np.nan, np.float32)
     del content[f"base_model.model.{Q1}.lora_B.weight"]
-    build.save(folder, {"use_dora": True, "bias": "all"}, content)
+    build.save(folder, {"use_qalora": True, "bias": "some"}, content)
     text = "\n".join(problems(folder))
-    for part in ("use_dora", "bias", "stray", "no lora_B", "NaN"):
+    for part in ("use_qalora", "bias", "stray", "no lora_B", "NaN"):
         assert part in text
 
 
@@ -90,10 +90,10 @@ def test_a_tensor_that_nothing_claims_is_named(folder):
     assert "model.score.weight" in problem(folder)
 
 
-def test_a_copy_of_a_base_weight_is_refused_with_the_remedy(folder):
-    name = "base_model.model.lm_head.base_layer.weight"
-    build.save(folder, content={**build.tensors(), name: np.zeros((7, 4), np.float32)})
-    assert "save_embedding_layers=False" in problem(folder)
+def test_a_weight_of_the_base_other_than_of_embedding_and_head_is_refused(folder):
+    name = f"base_model.model.{Q0}.base_layer.weight"
+    build.save(folder, content={**build.tensors(), name: np.zeros((3, 4), np.float32)})
+    assert f"{Q0}: holds a weight of the base model" in problem(folder)
 
 
 @pytest.mark.parametrize(("gone", "side"), [(A0, "no lora_A"), (B0, "no lora_B")])
@@ -110,9 +110,9 @@ def test_a_module_that_the_base_lacks_is_named(folder):
     assert "model.layers.2.self_attn.q_proj: not a linear layer" in problem(folder)
 
 
-def test_an_embedding_is_refused_by_name(folder):
+def test_a_targeted_embedding_without_tensors_is_named(folder):
     build.save(folder, {"target_modules": ["q_proj", "embed_tokens"]})
-    assert "model.embed_tokens: an embedding" in problem(folder)
+    assert "model.embed_tokens: targeted by the config but not in the file" in problem(folder)
 
 
 def test_a_targeted_module_without_tensors_is_named(folder):
@@ -136,6 +136,7 @@ def test_a_shape_that_fits_neither_base_nor_rank_is_refused(folder, name, shape)
 def test_a_rank_other_than_the_patterns_say_is_refused(folder):
     build.save(folder, {"rank_pattern": {"layers.0.self_attn.q_proj": 3}})
     assert all("rank 3" in text for text in problems(folder))
+    assert len(problems(folder)) == 2
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int8])

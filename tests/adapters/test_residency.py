@@ -255,10 +255,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert self.residency.can_load(size) is (size <= 20 - pinned)
         if not self.residency.can_load(size):
             return
-        loadable = self.residency.loadable_bytes
+        loadable = self.residency.loadable_bytes()
         evicted = self.residency.start_load(key, size, is_prefetch=is_prefetch)
         if is_prefetch:
-            assert self.residency.loadable_bytes == loadable, "a prefetch took memory from loads"
+            assert self.residency.loadable_bytes() == loadable, "a prefetch took memory from loads"
             self.unclaimed.add(key)
         for victim in evicted:
             assert victim not in self.leases

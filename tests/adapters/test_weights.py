@@ -115,7 +115,7 @@ OTHER = BaseShapes(MappingProxyType({}), MappingProxyType({}), frozenset())
 @pytest.mark.parametrize(
     ("base", "reason"),
     [
-        (WIDER, r"has shape \(2, 4\); the base model and rank 2 need \(2, 5\)"),
+        (WIDER, r"is \(2, 4\): the base model and rank 2 need the shape \(2, 5\)"),
         (DEEPER, r"layers\.2\.self_attn\.q_proj: targeted by the config but not in the file"),
         (OTHER, "not a linear layer of the base model"),
     ],

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from threading import Event, Semaphore
 
 import pytest
+from tests.engine import build
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
@@ -25,7 +26,7 @@ class OnThreads:
         self._begun: dict[str, Event] = {name: Event() for name in "abc"}
         self._may_end: dict[str, Semaphore] = {name: Semaphore(0) for name in "abc"}
         self._woken = Semaphore(0)
-        self.transfers = Transfers(self._read, self._woken.release)
+        self.transfers = Transfers(build.Source(self._read), self._woken.release)
 
     def _read(self, digest: str) -> object:
         self.reads.append(digest)
@@ -144,7 +145,7 @@ def test_what_cannot_be_read_arrives_with_the_error() -> None:
         raise OSError("gone")
 
     woken = Event()
-    transfers = Transfers(fail, woken.set)
+    transfers = Transfers(build.Source(fail), woken.set)
     transfers.start(plan(prefetches="a"))
     assert woken.wait(10)
     (arrival,) = transfers.arrivals()

@@ -1,5 +1,7 @@
 """Builders of requests and schedulers."""
 
+from collections.abc import Callable
+
 from tests.engine.linear_costs import KnownLengths, LinearCosts
 
 from loraplex.adapters.residency import Residency
@@ -58,6 +60,17 @@ def scheduler(
         costs or LinearCosts(),
         lengths or KnownLengths(),
     )
+
+
+class Source:
+    """An `AdapterSource` whose adapters are what `load` makes of their digests, of one layer."""
+
+    def __init__(self, load: Callable[[str], object]) -> None:
+        self.read = load
+
+    def place(self, on_host: object, on_layer: Callable[[int, int], None]) -> object:
+        on_layer(1, 1)
+        return on_host
 
 
 def submit(

@@ -1,7 +1,8 @@
 """A runner without a model: it keeps token ids where a model keeps keys and values.
 
 The next token is a function of all tokens that the block table leads to, so that a wrong block,
-a missing position or a stale write changes the output. What one adapter wrote no other may read.
+a missing position or a stale write changes the output. What one adapter wrote no other may read,
+and where an adapter begins to act changes the output too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,21 +13,29 @@ from loraplex.engine.plan import Chunk, SampleSpec, StepOutput, StepPlan
 VOCAB_SIZE = 1000
 
 
-def next_token(token_ids: Sequence[int], adapter: AdapterKey | None, seed: int = 0) -> int:
-    """The token that follows `token_ids` on `adapter`, another for each seed."""
-    seed += 7 if adapter is None else sum(map(ord, "".join(adapter)))
+def next_token(
+    token_ids: Sequence[int], adapter: AdapterKey | None, seed: int = 0, start: int = 0
+) -> int:
+    """The token that follows `token_ids` on `adapter`, which acts from position `start` on; another
+    for each seed."""
+    seed += 7 if adapter is None else sum(map(ord, "".join(adapter))) + 1009 * start
     for token_id in token_ids:
         seed = (seed * 31 + token_id + 1) % 1_000_003
     return seed % VOCAB_SIZE
 
 
 def expected_output(
-    prompt: Sequence[int], adapter: AdapterKey | None, max_tokens: int, eos: int, seed: int = 0
+    prompt: Sequence[int],
+    adapter: AdapterKey | None,
+    max_tokens: int,
+    eos: int,
+    seed: int = 0,
+    start: int = 0,
 ) -> list[int]:
     """What a choice must give, whatever shared its batches."""
     token_ids = list(prompt)
     for _ in range(max_tokens):
-        token_ids.append(next_token(token_ids, adapter, seed))
+        token_ids.append(next_token(token_ids, adapter, seed, start))
         if token_ids[-1] == eos:
             break
     return token_ids[len(prompt) :]
@@ -70,12 +79,12 @@ class SimulatedRunner:
         return StepOutput.of(plan, tokens)
 
     def _sample(self, chunk: Chunk, spec: SampleSpec) -> int:
-        token_ids = self._read(chunk)
+        token_ids, start = self._read(chunk)
         if spec.penalties is not None:
             end = len(token_ids) - spec.position
             assert spec.penalties.output_ids == tuple(token_ids[end:])
             assert set(spec.penalties.prompt_ids) == set(token_ids[:end])
-        return next_token(token_ids, chunk.adapter, spec.seed)
+        return next_token(token_ids, chunk.adapter, spec.seed, start)
 
     def write(self, chunk: Chunk) -> None:
         """Compute its keys and values."""
@@ -89,13 +98,18 @@ class SimulatedRunner:
         for block in blocks:
             self._pool[block] = [None] * self._block_size
 
-    def _read(self, chunk: Chunk) -> list[int]:
-        token_ids = []
+    def _read(self, chunk: Chunk) -> tuple[list[int], int]:
+        """The tokens behind the chunk's end, and from which on its adapter has acted."""
+        token_ids: list[int] = []
+        start = 0
         for position in range(chunk.start + len(chunk.token_ids)):
             block = chunk.block_table[position // self._block_size]
             written = self._pool[block][position % self._block_size]
             assert written is not None, "a position was never computed"
             token_id, adapter = written
-            assert adapter == chunk.adapter, "another adapter's keys and values are read"
             token_ids.append(token_id)
-        return token_ids
+            if adapter is None and chunk.adapter is not None and start == position:
+                start += 1
+            else:
+                assert adapter == chunk.adapter, "another adapter's keys and values are read"
+        return token_ids, start

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from tests.engine import build
 from tests.engine.simulated_runner import SimulatedRunner
 
-from loraplex.adapters.errors import AdapterMismatch
+from loraplex.adapters.errors import AdapterMismatch, Problem
 from loraplex.adapters.residency import Residency
 from loraplex.engine.claim import claimed
 from loraplex.engine.core import Engine, StepReport
@@ -73,7 +73,7 @@ class SimulatedWorker:
             build.config(num_blocks=2048, max_model_len=4096), self.residency
         )
         self.runner = GatedRunner(2048, 4)
-        self.transfers = Transfers(self._load, self.mailbox.wake)
+        self.transfers = Transfers(build.Source(self._load), self.mailbox.wake)
         self.engine = Engine(
             self.mailbox,
             self.scheduler,
@@ -118,7 +118,7 @@ class SimulatedWorker:
         if digest == "broken":
             raise RuntimeError("out of memory")
         if digest == "unfit":
-            raise AdapterMismatch(digest, ("q_proj is wider",))
+            raise AdapterMismatch(digest, (Problem("q_proj", "", "is wider"),))
         return SimpleNamespace(digest=digest)
 
 

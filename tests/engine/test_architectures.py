@@ -117,7 +117,7 @@ def test_adapters_on_experts_and_routers_are_refused(
         inspect(adapter, make_runner(folder).shapes)
     text = str(refused.value)
     assert "target_parameters" in text
-    assert "LoRA on bare parameters (experts) is not served" in text
+    assert "no parameter of the base model that holds experts" in text
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -39,7 +39,7 @@ class Served:
             max_model_len=self.max_model_len,
         )
         self.mailbox, residency = Mailbox(), Residency(0)
-        self.transfers = Transfers(lambda digest: None, self.mailbox.wake)
+        self.transfers = Transfers(build.Source(lambda digest: None), self.mailbox.wake)
         self.engine = Engine(
             self.mailbox,
             build.scheduler(config, residency),

@@ -262,7 +262,7 @@ def test_a_large_adapter_is_not_given_up_for_a_small_one_that_as_many_wait_for()
 def test_the_engine_prefetches_on_its_thread_and_gives_the_adapter_to_who_waited() -> None:
     woken, mailbox, residency = Event(), Mailbox(), Residency(10)
     config = build.config(max_running=1, prefetch="queue", max_transfer_bytes=10)
-    transfers = Transfers(lambda digest: SimpleNamespace(digest=digest), woken.set)
+    transfers = Transfers(build.Source(lambda digest: SimpleNamespace(digest=digest)), woken.set)
     scheduler = build.scheduler(config, residency)
     runner = SimulatedRunner(config.num_blocks, config.block_size)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, len, lambda: 0.0)

@@ -61,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 2, 5]),
         penalty=st.sampled_from([1.0, 1.2]),
         num_alike=st.integers(0, 30),
+        act_from=st.one_of(st.just(0), st.integers(0, 29)),
     )
     def add(
         self,
@@ -70,14 +71,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         n: int,
         penalty: float,
         num_alike: int,
+        act_from: int,
     ) -> None:
-        """The first `num_alike` tokens of the prompt are those of other prompts too."""
+        """The first `num_alike` tokens of the prompt are those of other prompts too; an adapter
+        acts from about `act_from` on."""
         self.num_added += 1
         sampling = Sampling(max_tokens=max_tokens, n=n, seed=1, repetition_penalty=penalty)
         own = range(100 * self.num_added, 100 * self.num_added + num_prompt_tokens)
         prompt = tuple(i if i < num_alike else own[i] % 500 for i in range(num_prompt_tokens))
         submit = build.submit(
-            f"r{self.num_added}", adapter=adapter, sampling=sampling, prompt=prompt
+            f"r{self.num_added}",
+            adapter=adapter,
+            sampling=sampling,
+            prompt=prompt,
+            adapter_start=0 if adapter is None else min(act_from, num_prompt_tokens - 1),
         )
         self.scheduler.add(submit, now=0.0, adapter_bytes=0 if adapter is None else 2)
         self.submits[submit.request_id] = submit
@@ -176,6 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                         submit.sampling.max_tokens,
                         build.EOS,
                         0 if self.is_greedy else choice_seed(1, choice),
+                        submit.adapter_start,
                     )
                     assert self.outputs[request_id][choice] == expected
                     assert (request_id, choice) in self.ended_choices

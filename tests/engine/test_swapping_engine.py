@@ -38,7 +38,7 @@ class World:
         config = build.config(num_blocks=12, num_host_blocks=16, copy_ms_per_block=0.1)
         mailbox, residency, self.runner = Mailbox(), Residency(0), CopyingRunner()
         self.scheduler: Scheduler = build.scheduler(config, residency)
-        self.transfers = Transfers(lambda _: None, mailbox.wake)
+        self.transfers = Transfers(build.Source(lambda _: None), mailbox.wake)
         self.engine = Engine(
             mailbox, self.scheduler, residency, self.transfers, self.runner, len, lambda: 0.0
         )

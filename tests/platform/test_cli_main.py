@@ -41,3 +41,11 @@ def test_a_path_without_a_model_is_refused_as_typed_before_a_worker_starts(
 
 def test_one_is_singular() -> None:
     assert [counted(number, "row") for number in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
+
+
+def test_a_misspelt_variable_is_refused_with_the_setting_that_it_resembles(tmp_path: Path) -> None:
+    asked = ["tenant", "list", "--data-dir", str(tmp_path)]
+    result = CliRunner().invoke(app, asked, env={"LORAPLEX_MAX_RUNING": "4"})
+    assert result.exit_code == 1
+    assert "LORAPLEX_MAX_RUNING in the environment is no setting" in result.stderr
+    assert "did you mean LORAPLEX_MAX_RUNNING?" in result.stderr

@@ -120,14 +120,14 @@ async def test_an_adapter_is_refused_with_all_problems_at_once(
 ) -> None:
     broken = build.save(
         tmp_path / "broken",
-        {"use_dora": True, "zzz": 1},
+        {"use_qalora": True, "zzz": 1},
         build.tensors() | {"stray": np.zeros(1, np.float32)},
     )
     response = await upload(gateway, broken)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, "invalid_adapter")
     assert len(error["problems"]) == 3
-    for problem, word in zip(error["problems"], ("use_dora", "zzz", "stray"), strict=True):
+    for problem, word in zip(error["problems"], ("use_qalora", "zzz", "stray"), strict=True):
         assert word in problem
         assert problem in error["message"]
     assert (await gateway.client.get("/v1/adapters")).json()["data"] == []

@@ -1,0 +1,68 @@
+"""What of the device's memory is promised to whom: pins, floors and caps. A value, by version."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from loraplex.adapters.spec import AdapterKey
+
+RESERVABLE_SHARE = 0.5
+"""Of the device's memory for adapters, what pins and floors may take together: the rest is there
+for whoever is not promised anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservations:
+    """What was asked for; a newer one replaces all of an older."""
+
+    version: int = 0
+    pinned: Mapping[AdapterKey, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Adapters that are to be loaded and kept, and their bytes; the most wanted first."""
+    floors: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By tenant, bytes that others cannot push its adapters out of; its pins are among them."""
+    caps: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By tenant, the most bytes that its adapters may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What of it holds."""
+
+    reservations: Reservations
+    refused_pins: tuple[AdapterKey, ...] = ()
+    """They would exceed their tenant's cap, or what may be reserved."""
+    refused_floors: tuple[str, ...] = ()
+    """Tenants whose floors would exceed what may be reserved."""
+
+    @property
+    def num_refused(self) -> int:
+        """Pins and floors that do not hold."""
+        return len(self.refused_pins) + len(self.refused_floors)
+
+
+def grant(asked: Reservations, capacity_bytes: int) -> Granted:
+    """Pins first, in their order, then floors by tenant's id, each wholly or not at all, as long
+    as together they stay within RESERVABLE_SHARE. So none can block those who were promised
+    nothing."""
+    left = int(capacity_bytes * RESERVABLE_SHARE)
+    pinned: dict[AdapterKey, int] = {}
+    pinned_bytes: dict[str, int] = {}
+    refused_pins = []
+    for key, num_bytes in asked.pinned.items():
+        of_tenant = pinned_bytes.get(key.tenant, 0) + num_bytes
+        if num_bytes > left or of_tenant > asked.caps.get(key.tenant, of_tenant):
+            refused_pins.append(key)
+            continue
+        pinned[key], pinned_bytes[key.tenant] = num_bytes, of_tenant
+        left -= num_bytes
+    floors: dict[str, int] = {}
+    refused_floors = []
+    for tenant in sorted(asked.floors):
+        more = max(0, asked.floors[tenant] - pinned_bytes.get(tenant, 0))
+        if more > left:
+            refused_floors.append(tenant)
+            continue
+        floors[tenant] = asked.floors[tenant]
+        left -= more
+    held = Reservations(asked.version, pinned, floors, asked.caps)
+    return Granted(held, tuple(refused_pins), tuple(refused_floors))

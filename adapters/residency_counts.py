@@ -1,0 +1,43 @@
+"""What has happened to adapters in memory since the start."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+TierName = Literal["device", "host"]
+Cause = Literal["load", "prefetch", "drop"]
+"""Why an adapter lost its memory: a request's load needed it, a prefetch was worth more, or its
+version was deleted."""
+
+
+@dataclass(slots=True)
+class PrefetchCounts:
+    """What became of prefetches; what is neither claimed nor wasted is still there."""
+
+    num_started: int = 0
+    num_claimed: int = 0
+    num_wasted: int = 0
+    started_bytes: int = 0
+    wasted_bytes: int = 0
+
+
+@dataclass(slots=True)
+class ResidencyCounts:
+    """Loads, uses and evictions."""
+
+    num_uses: int = 0
+    """Leases of requests that began to run."""
+    num_loads: int = 0
+    """All loads that were started, prefetches too."""
+    num_host_loads: int = 0
+    """Of those, from the host's memory: the others read the store."""
+    num_drops: int = 0
+    evictions: dict[tuple[TierName, Cause], int] = field(default_factory=dict)
+
+    def count_load(self, *, is_from_host: bool) -> None:
+        """One more has been started."""
+        self.num_loads += 1
+        self.num_host_loads += is_from_host
+
+    def count_eviction(self, tier: TierName, cause: Cause) -> None:
+        """One more has lost its memory."""
+        self.evictions[tier, cause] = self.evictions.get((tier, cause), 0) + 1

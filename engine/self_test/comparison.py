@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from loraplex.engine.self_test.prompts import TokenIds
+from loraplex.engine.self_test.prompts import ProbePrompt, TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
 class ServedTokens:
     """What the served path drew after one prompt, greedily."""
 
-    prompt: TokenIds
+    prompt: ProbePrompt
     tokens: TokenIds
     logprobs: tuple[float, ...]
     """Of the tokens, in order; the last have none where they end within a character."""

@@ -17,6 +17,7 @@ from loraplex.engine.lora_linear import AdapterRows, LoraRows
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.self_test.comparison import Position, ServedTokens
 from loraplex.engine.self_test.positions import positions_of
+from loraplex.engine.self_test.prompts import ProbePrompt
 from loraplex.kernels.attention import Scoring
 from loraplex.kernels.attention_reference import dense_attention_reference
 
@@ -41,9 +42,9 @@ class DenseReference:
         self._model = model
         self._put_aside = put_aside
 
-    async def try_out(self, weights: AdapterWeights, prompt: Sequence[int]) -> None:
+    async def try_out(self, weights: AdapterWeights, prompt: ProbePrompt) -> None:
         """Compute a prompt once, apart from all other requests. Raises what computing it raises."""
-        await self._between_steps(lambda: self._logits(prompt, 1, weights))
+        await self._between_steps(lambda: self._logits(prompt, (), weights))
 
     async def judge(
         self, weights: AdapterWeights, served: Sequence[ServedTokens]
@@ -74,21 +75,21 @@ class DenseReference:
 
     def _after(self, served: ServedTokens, weights: AdapterWeights | None) -> Tensor:
         """Logits ``[tokens, vocab]`` from which each token was drawn, on the host."""
-        ids = (*served.prompt, *served.tokens[:-1])
-        return self._logits(ids, len(served.tokens), weights).cpu()
+        return self._logits(served.prompt, served.tokens[:-1], weights).cpu()
 
     @torch.inference_mode()
     def _logits(
-        self, ids: Sequence[int], num_logits: int, weights: AdapterWeights | None
+        self, prompt: ProbePrompt, output: Sequence[int], weights: AdapterWeights | None
     ) -> Tensor:
-        """Logits ``[num_logits, vocab]``, float32, of the last positions of one sequence."""
-        device, length = self._model.device, len(ids)
-        places = torch.arange(length, device=device)
-        with self._model.lora.step(_rows(length, weights), _rows(num_logits, weights)):
-            return self._model.logits(
-                torch.tensor(ids, device=device), places, places[-num_logits:], _DenseStep()
-            ).float()
+        """Logits ``[1 + output, vocab]``, float32, after the prompt and each further token."""
+        ids = torch.tensor((*prompt.ids, *output), device=self._model.device)
+        places = torch.arange(len(ids), device=ids.device)
+        sampled = places[len(prompt.ids) - 1 :]
+        body = _rows(len(ids), prompt.adapter_start, weights)
+        with self._model.lora.step(body, _rows(len(sampled), 0, weights)):
+            return self._model.logits(ids, places, sampled, _DenseStep()).float()
 
 
-def _rows(length: int, weights: AdapterWeights | None) -> LoraRows:
-    return LoraRows.of(length, [] if weights is None else [AdapterRows(0, length, weights)])
+def _rows(length: int, start: int, weights: AdapterWeights | None) -> LoraRows:
+    """Rows of one sequence, on which the adapter acts from ``start`` on."""
+    return LoraRows.of(length, [] if weights is None else [AdapterRows(start, length, weights)])

@@ -76,7 +76,7 @@ class PeftOracle:
 
     async def judge(self, folder: Path, served: Sequence[ServedTokens]) -> Checked:
         """What PEFT says of drawn tokens. Raises OracleUnavailable."""
-        check = Check(str(folder), tuple((each.prompt, each.tokens) for each in served))
+        check = Check(str(folder), tuple((each.prompt.ids, each.tokens) for each in served))
         if self._idle is not None:
             self._idle.cancel()
         try:

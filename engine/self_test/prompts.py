@@ -1,58 +1,62 @@
 """What an adapter is tested on: prompts of fixed tokens, and those that its config names."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from loraplex.adapters.checkpoint import CONFIG_FILE
+from loraplex.adapters.config import AdapterConfig
 
 PROMPT_LENGTHS = (5, 17, 33)
 """One that fits a KV block, and two that go beyond one by a token, of the usual sizes."""
 NUM_OUTPUT_TOKENS = 8
-MAX_NAMED_TOKENS = 16
-"""Of the tokens that a config names, so many are in a prompt."""
+MAX_TRAINED_TOKENS = 16
+"""Of the tokens whose rows an adapter retrained, so many are in a prompt."""
 
-TokenIds = tuple[int, ...]
+TokenIds: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePrompt:
+    """A prompt of a test."""
+
+    ids: TokenIds
+    adapter_start: int = 0
+    """Where the adapter begins to act, as in `Submit`."""
 
 
 def make_prompts(
-    vocab_size: int, max_model_len: int, named: Sequence[int] = ()
-) -> tuple[TokenIds, ...]:
-    """Three prompts: the first of spread tokens alone; in the middle of the second and the third
-    stand those that the adapter names, in their order; the second also repeats itself.
+    config: AdapterConfig, vocab_size: int, max_model_len: int
+) -> tuple[ProbePrompt, ...]:
+    """Three prompts that are the same for each model and adapter, but for what the adapter names:
+    tokens that switch it on stand in the middle of all, retrained ones in the middle of the last
+    two. The second repeats itself.
 
-    They are shortened where the model's context, `max_model_len`, needs it, and leave room for
-    NUM_OUTPUT_TOKENS.
+    They leave room for NUM_OUTPUT_TOKENS in the model's context, `max_model_len` tokens.
     """
-    room = max(1, max_model_len - NUM_OUTPUT_TOKENS)
-    short, middle, long = (min(length, room) for length in PROMPT_LENGTHS)
-    known = [token for token in named if 0 <= token < vocab_size][:MAX_NAMED_TOKENS]
+    short, middle, long = PROMPT_LENGTHS
     motif = _spread(3, vocab_size)
-    return (
-        _spread(short, vocab_size),
-        _around(known, (motif * middle)[:middle]),
-        _around(known, _spread(long, vocab_size)),
+    plain = (_spread(short, vocab_size), (motif * middle)[:middle], _spread(long, vocab_size))
+    trained = [token for tokens in config.trainable_tokens for token in tokens.indices]
+    known = tuple(token for token in dict.fromkeys(trained) if token < vocab_size)
+    named = ((), known[:MAX_TRAINED_TOKENS], known[-MAX_TRAINED_TOKENS:])
+    room = max(1, max_model_len - NUM_OUTPUT_TOKENS)
+    return tuple(
+        _prompt(around, (*tokens, *config.invocation_tokens), config.invocation_tokens, room)
+        for around, tokens in zip(plain, named, strict=True)
     )
 
 
-def named_tokens(folder: Path) -> tuple[int, ...]:
-    """Tokens that the config of a stored adapter names: those that it retrained, and those that
-    switch it on."""
-    config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_bytes())
-    retrained = config.get("trainable_token_indices") or ()
-    if isinstance(retrained, dict):
-        retrained = [token for tokens in retrained.values() for token in tokens]
-    return (*dict.fromkeys(retrained), *(config.get("alora_invocation_tokens") or ()))
-
-
 def _spread(length: int, vocab_size: int) -> TokenIds:
-    """Tokens from all over the vocabulary, the same for each model of its size."""
+    """Tokens from all over the vocabulary."""
     return tuple((17 + 7919 * i + 104_729 * i * i) % vocab_size for i in range(length))
 
 
-def _around(named: Sequence[int], prompt: TokenIds) -> TokenIds:
-    """The prompt with the named tokens in the place of some in its middle, as far as they fit."""
-    kept = named[: len(prompt)]
-    start = (len(prompt) - len(kept)) // 2
-    return (*prompt[:start], *kept, *prompt[start + len(kept) :])
+def _prompt(
+    around: TokenIds, inside: Sequence[int], invocation: TokenIds, room: int
+) -> ProbePrompt:
+    half = len(around) // 2
+    ids = (*around[:half], *inside, *around[half:])[-room:]
+    starts = [
+        start for start in range(len(ids)) if ids[start : start + len(invocation)] == invocation
+    ]
+    return ProbePrompt(ids, starts[-1] if invocation and starts else 0)

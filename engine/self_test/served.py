@@ -8,6 +8,7 @@ from loraplex.engine.core import StepReport
 from loraplex.engine.errors import EngineError
 from loraplex.engine.protocol import Abort, Submit, Tokens
 from loraplex.engine.self_test.comparison import ServedTokens
+from loraplex.engine.self_test.prompts import ProbePrompt
 
 
 class _Running:
@@ -43,7 +44,7 @@ class ServedPath:
         if error is not None:
             raise error
         return ServedTokens(
-            prompt=submit.prompt,
+            prompt=ProbePrompt(submit.prompt, submit.adapter_start),
             tokens=tuple(token for tokens in running.tokens for token in tokens.ids),
             logprobs=tuple(
                 entry.drawn.logprob for tokens in running.tokens for entry in tokens.logprobs

@@ -10,6 +10,7 @@ from time import perf_counter
 
 import torch
 
+from loraplex.adapters.checkpoint import read_config
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.errors import AdapterUnfit, EngineError, RequestFailed, RequestRefused
 from loraplex.engine.protocol import Sampling, SelfTest, ServiceTier, Submit, Verified, Verify
@@ -23,12 +24,7 @@ from loraplex.engine.self_test.comparison import (
 )
 from loraplex.engine.self_test.dense import DenseReference
 from loraplex.engine.self_test.peft_oracle import OracleUnavailable, PeftOracle
-from loraplex.engine.self_test.prompts import (
-    NUM_OUTPUT_TOKENS,
-    TokenIds,
-    make_prompts,
-    named_tokens,
-)
+from loraplex.engine.self_test.prompts import NUM_OUTPUT_TOKENS, ProbePrompt, make_prompts
 from loraplex.engine.self_test.served import ServedPath
 
 _log = logging.getLogger(__name__)
@@ -106,8 +102,8 @@ class Verifier:
     async def _test(self, asked: Verify, started: float) -> SelfTest:
         model = self._model
         folder = model.folder(asked.adapter)
-        named = await asyncio.to_thread(named_tokens, folder)
-        prompts = make_prompts(model.vocab_size, model.max_model_len, named)
+        config, _ = await asyncio.to_thread(read_config, folder)
+        prompts = make_prompts(config, model.vocab_size, model.max_model_len)
         weights = await asyncio.to_thread(model.load, asked.adapter)
         # A step that breaks fails all of its requests, so the adapter's first is no such step.
         await self._dense.try_out(weights, prompts[-1])
@@ -123,7 +119,7 @@ class Verifier:
         comparison = compare(served, judgement.positions, TOLERANCES[model.dtype])
         return _report(comparison, judgement, started)
 
-    async def _serve(self, asked: Verify, prompts: Sequence[TokenIds]) -> list[ServedTokens]:
+    async def _serve(self, asked: Verify, prompts: Sequence[ProbePrompt]) -> list[ServedTokens]:
         """Run all prompts at once: on what others leave, or else in the tenant's own share.
 
         Raises TimeoutError and what the requests end with.
@@ -136,7 +132,7 @@ class Verifier:
                 return await self._run_all(asked, prompts, "default")
 
     async def _run_all(
-        self, asked: Verify, prompts: Sequence[TokenIds], tier: ServiceTier
+        self, asked: Verify, prompts: Sequence[ProbePrompt], tier: ServiceTier
     ) -> list[ServedTokens]:
         requests = [self._served.run(_submit(asked, prompt, tier)) for prompt in prompts]
         tasks = [asyncio.ensure_future(request) for request in requests]
@@ -162,12 +158,13 @@ class Verifier:
         return _Judgement(positions, {"torch": str(torch.__version__)}, is_peft=False, note=note)
 
 
-def _submit(asked: Verify, prompt: TokenIds, tier: ServiceTier) -> Submit:
+def _submit(asked: Verify, prompt: ProbePrompt, tier: ServiceTier) -> Submit:
     return Submit(
         request_id=f"self-test-{secrets.token_hex(8)}",
         tenant=asked.tenant,
         adapter=asked.adapter,
-        prompt=prompt,
+        prompt=prompt.ids,
+        adapter_start=prompt.adapter_start,
         sampling=Sampling(
             max_tokens=NUM_OUTPUT_TOKENS, temperature=0.0, seed=0, ignore_eos=True, top_logprobs=0
         ),

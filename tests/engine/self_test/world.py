@@ -19,7 +19,7 @@ from loraplex.adapters import weights
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.storage import AdapterStore
-from loraplex.adapters.weights import AdapterWeights
+from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.claim import claimed
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.core import Engine, StepReport
@@ -58,6 +58,26 @@ class Options:
     max_running: int = 8
 
 
+@dataclass(frozen=True, slots=True)
+class _Spoiled:
+    """An `AdapterSource`: the adapters of a store, or what becomes of them."""
+
+    store: AdapterStore
+    runner: ModelRunner
+    spoil: Callable[[AdapterWeights], AdapterWeights]
+
+    def read(self, digest: str) -> VerifiedAdapter:
+        return weights.read(self.store, digest, self.runner.shapes)
+
+    def place(
+        self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]
+    ) -> AdapterWeights:
+        placed = weights.place(
+            on_host, dtype=self.runner.model.dtype, device="cpu", on_layer=on_layer
+        )
+        return self.runner.locate(self.spoil(placed))
+
+
 class World:
     """The parts of the worker."""
 
@@ -72,9 +92,7 @@ class World:
         def load(digest: str) -> AdapterWeights:
             return weights.load(store, digest, model.shapes, dtype=model.dtype, device="cpu")
 
-        self.transfers = Transfers(
-            lambda digest: runner.locate(options.spoil(load(digest))), self.mailbox.wake
-        )
+        self.transfers = Transfers(_Spoiled(store, runner, options.spoil), self.mailbox.wake)
         num_bytes = partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
         self.engine = Engine(
             self.mailbox,

@@ -189,6 +189,13 @@ class Settings(BaseSettings):
     upload_timeout_s: float = Field(
         600.0, gt=0, description="An upload must have arrived after this time, or it gets 408."
     )
+    self_test: Literal["auto", "reference", "off"] = Field(
+        "auto",
+        description="What an uploaded adapter's first answers are compared with before it is "
+        "published: `auto` PEFT, in a process of the worker, where peft is installed and the "
+        "host's memory has room for a second base model; else, and by `reference`, its own "
+        "plain computation; `off` publishes without a test.",
+    )
     stream_buffer_events: int = Field(
         1024,
         ge=1,

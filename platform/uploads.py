@@ -17,6 +17,7 @@ from loraplex.adapters.storage import AdapterStore
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.protocol import LinearShapes, ModelInfo
 from loraplex.platform.errors import InvalidRequest, StorageUnavailable
+from loraplex.platform.self_tests import tested
 from loraplex.platform.services import Resources
 from loraplex.platform.settings import Settings
 from loraplex.platform.threads import in_thread
@@ -78,16 +79,22 @@ async def publish(
 ) -> PublishedVersion:
     """Check a checkpoint's folder against the served model, store it, make it the newest version.
 
-    Raises InvalidRequest for its name, CheckpointInvalid, VersionConflict, EngineUnavailable,
-    StorageUnavailable.
+    Raises InvalidRequest for its name, CheckpointInvalid, also if its self-test fails,
+    VersionConflict, EngineUnavailable, StorageUnavailable.
     """
     _check_name(name)
     model = resources.engine.model
     base = base_shapes(model)
     async with resources.checks:
         checkpoint = await _on_disk(lambda: _check_and_store(resources.settings, folder, base))
+        self_test = await tested(resources, tenant_id, checkpoint.digest)
     publication = Publication(
-        name, checkpoint.digest, checkpoint.rank, checkpoint.num_bytes, model.name
+        name,
+        checkpoint.digest,
+        checkpoint.rank,
+        checkpoint.num_bytes,
+        model.name,
+        self_test=self_test,
     )
     async with resources.database.session() as session:
         return await registry.publish(session, tenant_id, publication, resources.now())

@@ -1,8 +1,10 @@
 """Names of adapters, resolved to immutable digests inside one tenant."""
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -27,6 +29,8 @@ class Publication:
     num_bytes: int
     base_model: str
     """Name of the base model it was validated against."""
+    self_test: str | None = None
+    """JSON: what the self-test found; None if none ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class PublishedVersion:
     num_bytes: int
     base_model: str
     created_at: datetime
+    self_test: dict[str, Any] | None = None
+    """What the self-test at registration compared and found; None if none ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,9 @@ async def publish(
             f"base model {stored.base_model}; publish it for {publication.base_model} under "
             "another name."
         )
+    if publication.self_test is not None:
+        stored.self_test = publication.self_test
+        await session.flush()
     found = await session.execute(_versions(tenant_id).where(AdapterVersion.id == stored.id))
     return _published(*found.one())
 
@@ -156,6 +165,7 @@ def _published(tenant_name: str, adapter: Adapter, version: AdapterVersion) -> P
         num_bytes=version.num_bytes,
         base_model=version.base_model,
         created_at=version.created_at,
+        self_test=None if version.self_test is None else json.loads(version.self_test),
     )
 
 

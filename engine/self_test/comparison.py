@@ -35,10 +35,12 @@ class Tolerance:
 TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
     {
         "float32": Tolerance(margin=1e-4, relative=1e-4, is_margin_absolute=True),
-        "float16": Tolerance(margin=0.01, relative=0.01),
-        "bfloat16": Tolerance(margin=0.05, relative=0.05),
+        "float16": Tolerance(margin=0.005, relative=0.005),
+        "bfloat16": Tolerance(margin=0.02, relative=0.02),
     }
 )
+"""Against PEFT, SmolLM2-135M with its four demo adapters differed by up to 8e-7 of the largest logit
+in float32 and 0.008 in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)

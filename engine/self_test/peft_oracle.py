@@ -25,8 +25,8 @@ HOST_SHARE = 0.5
 written to it yet."""
 LIBRARIES_BYTES = 1024 * memory.MIB
 """What the process takes without a model: 0.6 GiB with torch's CPU build, and some to spare."""
-MODEL_FACTOR = 1.3
-"""A model's largest tensors are in memory twice for a moment."""
+MODEL_FACTOR = 1.5
+"""While a model is read, parts of it are in memory twice."""
 MAX_ANSWER_BYTES = 16 * memory.MIB
 TIMEOUT_S = 90.0
 IDLE_S = 300.0

@@ -7,6 +7,7 @@ base model is loaded for each check, since PEFT leaves traces of an adapter in t
 attached to; between checks none is held.
 """
 
+import gc
 import os
 import sys
 
@@ -80,6 +81,7 @@ def main() -> None:
             answer = CheckFailed(f"{type(error).__name__}: {error}"[:2000])
         answers.write(msgspec.json.encode(answer) + b"\n")
         answers.flush()
+        gc.collect()  # PEFT's models hold themselves
 
 
 def _private_output() -> BinaryIO:

@@ -19,6 +19,26 @@ from loraplex.tenants.prices import Price
 from loraplex.tenants.usage_sums import UsageSum
 
 
+class SelfTestView(BaseModel):
+    """How a version's first answers compared with a reference, before it was published."""
+
+    method: str
+    """`peft`, or `reference` for the worker's own plain computation."""
+    passed: bool
+    max_abs_logprob_diff: float
+    """Of drawn tokens, served and reference; natural logarithms."""
+    num_tokens: int
+    num_compared: int
+    changes_output: bool
+    """False if the adapter left the base model's answers as they are."""
+    detail: str
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Self:
+        """Show what was kept."""
+        return cls(**{name: report[name] for name in cls.model_fields})
+
+
 class AdapterVersionView(View):
     """One version of an adapter; `id` is what a request may name as `model`."""
 
@@ -31,6 +51,8 @@ class AdapterVersionView(View):
     num_bytes: int
     base_model: str
     created_at: datetime
+    self_test: SelfTestView | None
+    """Null if none was made."""
 
     @classmethod
     def of(cls, version: PublishedVersion) -> Self:
@@ -44,6 +66,7 @@ class AdapterVersionView(View):
             num_bytes=version.num_bytes,
             base_model=version.base_model,
             created_at=version.created_at,
+            self_test=None if version.self_test is None else SelfTestView.of(version.self_test),
         )
 
 

@@ -15,8 +15,9 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.claims import Claims, Role, claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.config_reader import MAX_CONFIG_BYTES, parse
-from loraplex.adapters.digest import AdapterHash
+from loraplex.adapters.digest import AdapterHash, with_profile
 from loraplex.adapters.errors import CheckpointInvalid, Problem, TensorFileInvalid
+from loraplex.adapters.profile import PROFILE_FILE
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 
 CONFIG_FILE = "adapter_config.json"
@@ -77,7 +78,7 @@ def _adapted(claims: Claims) -> list[str]:
 
 
 def compute_digest(directory: Path) -> str:
-    """Digest of a folder's files as they lie there now, without asking which base they fit.
+    """Digest of a version's files as they lie there now, without asking which base they fit.
 
     Raises:
         CheckpointInvalid: they cannot be read as an adapter.
@@ -87,7 +88,13 @@ def compute_digest(directory: Path) -> str:
     digest, unfit = _hash(directory, config, entries)
     if problems + found + unfit:
         raise CheckpointInvalid((*problems, *found, *unfit))
-    return digest
+    return with_profile(digest, read_profile(directory))
+
+
+def read_profile(directory: Path) -> bytes | None:
+    """What a stored version keeps of its profile, as it lies there."""
+    file = directory / PROFILE_FILE
+    return file.read_bytes() if file.is_file() else None
 
 
 def read_config(directory: Path) -> tuple[AdapterConfig, list[Problem]]:

@@ -13,6 +13,7 @@ from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.tensor_file import TensorEntry
 
 _DOMAIN = b"loraplex adapter 1\x00"
+_PROFILE_DOMAIN = b"loraplex adapter with profile 1\x00"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -71,6 +72,15 @@ def canonical_config(config: AdapterConfig) -> bytes:
     if config.ensure_weight_tying:
         fields["ensure_weight_tying"] = True
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+def with_profile(digest: str, profile: bytes | None) -> str:
+    """Digest of a version that keeps a profile beside the weights of this digest; that digest
+    itself where it keeps none."""
+    if profile is None:
+        return digest
+    length = len(profile).to_bytes(8, "little")
+    return hashlib.sha256(_PROFILE_DOMAIN + bytes.fromhex(digest) + length + profile).hexdigest()
 
 
 def is_digest(text: str) -> bool:

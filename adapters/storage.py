@@ -1,19 +1,32 @@
-"""Content-addressed store of adapters on one file system: `<root>/<ab>/<digest>/`, two files each.
+"""Content-addressed store of adapters in one folder: `<root>/<ab>/<digest>/`, a few files each.
 
 A version never changes once it is there. It appears whole or not at all, whoever crashes or races.
 """
 
 import errno
+import hashlib
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, Checkpoint, compute_digest
+from loraplex.adapters.checkpoint import (
+    CONFIG_FILE,
+    TENSORS_FILE,
+    Checkpoint,
+    compute_digest,
+    read_profile,
+)
 from loraplex.adapters.digest import is_digest
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing, TensorFileInvalid
+from loraplex.adapters.profile import PROFILE_FILE, TOKENIZER_FILE, Profile, decode
 from loraplex.adapters.tensor_file import read_entries
+
+STORED_FILES = (CONFIG_FILE, TENSORS_FILE, PROFILE_FILE, TOKENIZER_FILE)
+"""All that a version may have; the first two each has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,63 +38,136 @@ class AdapterSizes:
     """Of its tensors, in the dtype of its files."""
 
 
-class AdapterStore:
-    """Adapters by digest. Any number of processes may use one root."""
+class Store(Protocol):
+    """Adapter versions by digest; `AdapterStore` in a folder, `RemoteStore` elsewhere. Every method
+    blocks, and raises OSError where the store cannot be used."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def put(self, checkpoint: Checkpoint) -> Path:
-        """Copy a checked checkpoint into the store; one that is there already is left alone.
+    def put(self, checkpoint: Checkpoint, profile: bytes | None = None) -> Path:
+        """Store a checked checkpoint and what is kept of its profile, under the checkpoint's
+        digest; return a folder with its files. One that is there already is left alone.
 
         Raises:
             AdapterCorrupt: the files changed after they were checked.
             CheckpointInvalid: they changed into something that is no adapter.
         """
-        home = self._home(checkpoint.digest)
+
+    def open(self, digest: str) -> Path:
+        """Folder with a version's files; AdapterMissing if there is none, AdapterCorrupt if what
+        came from elsewhere is not what was stored."""
+
+    def sizes(self, digest: str) -> AdapterSizes:
+        """How large a version is, without reading its tensors. Raises as `open` does."""
+
+    def remove(self, digest: str) -> None:
+        """Forget a version; one that is not there is no error. Who reads it reads on."""
+
+
+class AdapterStore:
+    """Adapters by digest in a folder. Any number of processes may use one root."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, checkpoint: Checkpoint, profile: bytes | None = None) -> Path:
+        """See `Store.put`."""
+
+        def fill(partial: Path) -> None:
+            for name in (CONFIG_FILE, TENSORS_FILE):
+                shutil.copyfile(checkpoint.directory / name, partial / name)
+            if profile is not None:
+                (partial / PROFILE_FILE).write_bytes(profile)
+            if decode(profile).tokenizer_sha256 is not None:
+                shutil.copyfile(checkpoint.directory / TOKENIZER_FILE, partial / TOKENIZER_FILE)
+
+        return self.add(checkpoint.digest, fill)
+
+    def add(self, digest: str, fill: Callable[[Path], None]) -> Path:
+        """Make a version of what `fill` writes into an empty folder, unless it is there.
+
+        Raises:
+            AdapterCorrupt: that is something else.
+            CheckpointInvalid: it is no adapter.
+        """
+        home = self._home(digest)
         if home.is_dir():
             return home
         home.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._root / f".{checkpoint.digest}.{uuid.uuid4().hex}.partial"
+        partial = self._root / f".{digest}.{uuid.uuid4().hex}.partial"
         partial.mkdir()
         try:
-            for name in (CONFIG_FILE, TENSORS_FILE):
-                shutil.copyfile(checkpoint.directory / name, partial / name)
+            fill(partial)
             # What counts is what was copied, not what was checked a moment ago.
-            if compute_digest(partial) != checkpoint.digest:
-                raise AdapterCorrupt(checkpoint.digest, "its files changed while it was stored")
+            verify(partial, digest)
             _publish(partial, home)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return home
 
     def open(self, digest: str) -> Path:
-        """Folder of a stored adapter; AdapterMissing if there is none."""
+        """See `Store.open`."""
         if not is_digest(digest) or not self._home(digest).is_dir():
             raise AdapterMissing(digest)
         return self._home(digest)
 
-    def num_bytes(self, digest: str, *, bytes_per_element: int) -> int:
-        """Bytes that the adapter's tensors take in the runtime's dtype."""
-        return self.sizes(digest).num_elements * bytes_per_element
-
     def sizes(self, digest: str) -> AdapterSizes:
-        """Read how large the adapter is, from the header of its file alone.
+        """See `Store.sizes`."""
+        return read_sizes(self.open(digest), digest)
 
-        Raises:
-            AdapterMissing: the store does not have it.
-            AdapterCorrupt: its file cannot be read.
-        """
+    def remove(self, digest: str) -> None:
+        """See `Store.remove`. It disappears at once, whole."""
+        if not is_digest(digest):
+            return
+        leaving = self._root / f".{digest}.{uuid.uuid4().hex}.removed"
         try:
-            entries = read_entries(self.open(digest) / TENSORS_FILE)
-        except (OSError, TensorFileInvalid) as error:
-            raise AdapterCorrupt(digest, str(error)) from error
-        return AdapterSizes(
-            sum(entry.num_elements for entry in entries), sum(entry.num_bytes for entry in entries)
-        )
+            self._home(digest).rename(leaving)
+        except FileNotFoundError:
+            return
+        _sync(self._home(digest).parent)
+        shutil.rmtree(leaving, ignore_errors=True)
+
+    def sweep(self, before_s: float) -> None:
+        """Remove what killed processes left before then, in seconds since the epoch."""
+        for folder in self._root.glob(".*"):
+            if folder.stat().st_mtime < before_s:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _home(self, digest: str) -> Path:
         return self._root / digest[:2] / digest
+
+
+def read_sizes(home: Path, digest: str) -> AdapterSizes:
+    """How large a version is, from the header of its file alone. Raises AdapterCorrupt."""
+    try:
+        entries = read_entries(home / TENSORS_FILE)
+    except (OSError, TensorFileInvalid) as error:
+        raise AdapterCorrupt(digest, str(error)) from error
+    return AdapterSizes(
+        sum(entry.num_elements for entry in entries), sum(entry.num_bytes for entry in entries)
+    )
+
+
+def verify(home: Path, digest: str) -> None:
+    """Read all that a folder holds. Raises AdapterCorrupt if it is not the version."""
+    if compute_digest(home) != digest:
+        raise AdapterCorrupt(digest, "its files changed while it was stored")
+    if profile_of(home).tokenizer_sha256 is not None:
+        read_tokenizer(home, digest)
+
+
+def profile_of(home: Path) -> Profile:
+    """What a stored version keeps of its profile."""
+    return decode(read_profile(home))
+
+
+def read_tokenizer(home: Path, digest: str) -> bytes | None:
+    """A stored version's own tokenizer.json; None if it has the base's. Raises AdapterCorrupt."""
+    expected = profile_of(home).tokenizer_sha256
+    if expected is None:
+        return None
+    data = (home / TOKENIZER_FILE).read_bytes()
+    if hashlib.sha256(data).hexdigest() != expected:
+        raise AdapterCorrupt(digest, f"its {TOKENIZER_FILE} is another")
+    return data
 
 
 def _publish(partial: Path, home: Path) -> None:

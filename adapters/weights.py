@@ -10,13 +10,13 @@ import torch
 
 from loraplex.adapters import fit
 from loraplex.adapters.base_shapes import BaseShapes
-from loraplex.adapters.checkpoint import TENSORS_FILE, read_config
+from loraplex.adapters.checkpoint import TENSORS_FILE, read_config, read_profile
 from loraplex.adapters.claims import Claims, Role, claim
 from loraplex.adapters.config import AdapterConfig
-from loraplex.adapters.digest import AdapterHash
+from loraplex.adapters.digest import AdapterHash, with_profile
 from loraplex.adapters.effects import ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, Problem, TensorFileInvalid
-from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.storage import Store
 from loraplex.adapters.targets import scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 from loraplex.kernels.segments import LoraTable
@@ -75,7 +75,7 @@ class VerifiedAdapter:
 
 
 def load(
-    store: AdapterStore,
+    store: Store,
     digest: str,
     base: BaseShapes,
     *,
@@ -86,9 +86,7 @@ def load(
     return place(read(store, digest, base), dtype=dtype, device=device)
 
 
-def read(
-    store: AdapterStore, digest: str, base: BaseShapes, *, pins: bool = False
-) -> VerifiedAdapter:
+def read(store: Store, digest: str, base: BaseShapes, *, pins: bool = False) -> VerifiedAdapter:
     """Read an adapter, and verify that its bytes are those of the digest. `pins` puts it in memory
     that a GPU can read beside what the host does.
 
@@ -105,7 +103,8 @@ def read(
         raise AdapterCorrupt(digest, "; ".join(map(str, problems)))
     try:
         entries = read_entries(directory / TENSORS_FILE)
-        found, tensors = _read(directory, config, entries)
+        weights_digest, tensors = _read(directory, config, entries)
+        found = with_profile(weights_digest, read_profile(directory))
     except (OSError, TensorFileInvalid) as error:
         raise AdapterCorrupt(digest, str(error)) from error
     if found != digest:

@@ -6,7 +6,6 @@ from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 
@@ -18,6 +17,7 @@ from loraplex.engine.client_events import (
     merged,
     rejection_of,
 )
+from loraplex.engine.client_port import EngineClient
 from loraplex.engine.errors import (
     EngineError,
     EngineNotReached,
@@ -37,6 +37,7 @@ from loraplex.engine.pending import PendingQuestions
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    Drop,
     Explained,
     Finished,
     Hello,
@@ -74,57 +75,6 @@ MAX_KEPT_ENDINGS = 4096
 _GONE = "the worker went away"
 
 
-class EngineClient(Protocol):
-    """What the gateway needs of an engine."""
-
-    @property
-    def model(self) -> ModelInfo:
-        """The base model, as the last worker introduced itself. Raises EngineUnavailable."""
-        ...
-
-    @property
-    def connected(self) -> bool:
-        """True while a worker can take requests."""
-        ...
-
-    async def wait_connected(self) -> None:
-        """Return when a worker is connected."""
-        ...
-
-    def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
-        """Run a request: tokens as they come, the last of each choice with its reason, then one
-        Finished. Tokens of a choice that wait for the reader come as one item.
-
-        Raises RequestRefused, EngineOverloaded or EngineNotReached before the first item,
-        RequestFailed or EngineUnavailable at any time. Closing the iterator early aborts the
-        request.
-        """
-        ...
-
-    async def abort(self, request_id: str) -> Finished | None:
-        """Abort and return the final usage; None if the worker is gone or never knew it."""
-        ...
-
-    async def why(self, request_id: str) -> Explained | None:
-        """Why an open request waits; None if it is not open, or the worker does not answer within
-        a second."""
-        ...
-
-    async def metrics(self) -> str:
-        """The worker's metrics as Prometheus text; empty if it does not answer within a second."""
-        ...
-
-    async def verify(
-        self, tenant: str, adapter: str, weight: float = 1.0, *, may_use_peft: bool = True
-    ) -> SelfTest:
-        """Test a stored adapter of a tenant as `Verify` says; tests wait for each other.
-
-        Raises EngineUnavailable if there is no worker, if it goes away, does not answer in time or
-        cannot make the test: none of this says anything about the adapter.
-        """
-        ...
-
-
 class StreamClient:
     """One worker behind a stream that is opened again whenever it breaks."""
 
@@ -142,6 +92,8 @@ class StreamClient:
         self._endings: OrderedDict[str, Finished] = OrderedDict()
         self._metrics: PendingQuestions[str] = PendingQuestions()
         self._verifications: PendingQuestions[SelfTest] = PendingQuestions()
+        self._drops: dict[Drop, None] = {}
+        """What no worker has been told yet."""
         self._task: asyncio.Task[None] | None = None
         self._told = ""
 
@@ -219,6 +171,14 @@ class StreamClient:
         with suppress(TimeoutError):
             await asyncio.wait_for(either, QUERY_TIMEOUT_S)
         return answer.result() if answer.done() else None
+
+    def drop(self, tenant: str, adapter: str) -> None:
+        """See EngineClient."""
+        drop = Drop(tenant, adapter)
+        if self._writer is None:
+            self._drops[drop] = None
+        else:
+            self._send(drop)
 
     async def metrics(self) -> str:
         """See EngineClient."""
@@ -329,6 +289,9 @@ class StreamClient:
         self._told = ""
         self._was_connected = True
         self._connected.set()
+        for drop in self._drops:
+            self._send(drop)
+        self._drops.clear()
 
     def _take(self, frame: StepFrame) -> None:
         for rejected in frame.rejected:

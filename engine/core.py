@@ -14,7 +14,7 @@ from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.events import Events
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.plan import StepOutput, StepPlan
-from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Submit, Why
+from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
 from loraplex.engine.transfers_port import Arrival
@@ -133,8 +133,14 @@ class Engine(Generic[Batch]):
                 self._scheduler.abort(message.request_id, self._clock())
             elif isinstance(message, Why):
                 self._asides.explain(self._scheduler.explain(message.request_id, self._clock()))
+            elif isinstance(message, Drop):
+                self._drop(AdapterKey(message.tenant, message.adapter))
             else:
                 self._accept(message)
+
+    def _drop(self, key: AdapterKey) -> None:
+        self._residency.drop(key)
+        self._scheduler.forget(key)
 
     def _accept(self, submit: Submit) -> None:
         try:

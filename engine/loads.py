@@ -139,7 +139,7 @@ class Loads:
 
     def order(self, draft: Draft) -> None:
         """Tell what follows for memory from all that has been planned, and from drops before."""
-        draft.evictions += self._residency.take_freed()
+        self._evicted(self._residency.take_freed(), draft)
         draft.on_host = self._residency.host.take_orders()
 
     def note_ended(self, requests: Iterable[Request], now: float) -> bool:

@@ -4,7 +4,9 @@ from collections import deque
 from collections.abc import Callable
 from threading import Condition
 
-from loraplex.engine.protocol import Abort, Submit, Why
+from loraplex.engine.protocol import Abort, Drop, Submit, Why
+
+Message = Submit | Abort | Why | Drop
 
 
 class Mailbox:
@@ -12,12 +14,12 @@ class Mailbox:
     what exceeds its own bounds each time it takes the messages."""
 
     def __init__(self) -> None:
-        self._messages: deque[Submit | Abort | Why] = deque()
+        self._messages: deque[Message] = deque()
         self._asides: deque[Callable[[], None]] = deque()
         self._changed = Condition()
         self._woken = False
 
-    def put(self, *messages: Submit | Abort | Why) -> None:
+    def put(self, *messages: Message) -> None:
         """Add messages; safe from any thread."""
         with self._changed:
             self._messages.extend(messages)
@@ -41,7 +43,7 @@ class Mailbox:
             self._woken = True
             self._changed.notify()
 
-    def take(self) -> list[Submit | Abort | Why]:
+    def take(self) -> list[Message]:
         """Remove and return all messages."""
         with self._changed:
             messages = list(self._messages)

@@ -218,7 +218,7 @@ class StepPlan:
     host_evictions: tuple[AdapterKey, ...] = ()
     """Adapters that the host's memory keeps no longer; before the loads start, too."""
     host_keeps: tuple[AdapterKey, ...] = ()
-    """Of the loads and prefetches, those whose bytes the host's memory keeps once they were read."""
+    """Loads and prefetches whose bytes the host's memory keeps once they were read."""
 
     @property
     def num_requests(self) -> int:

@@ -101,6 +101,15 @@ class Why(msgspec.Struct, frozen=True, tag="why"):
     request_id: str
 
 
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Nobody will ask for this adapter of the tenant any more: free its memory of all kinds, once no
+    request uses it or waits for it. Not answered; may be repeated."""
+
+    tenant: str
+    adapter: str
+    """Digest."""
+
+
 class MetricsQuery(msgspec.Struct, frozen=True, tag="metrics_query"):
     """Ask for the worker's metrics in the Prometheus text format."""
 
@@ -121,7 +130,7 @@ class Verify(msgspec.Struct, frozen=True, tag="verify", kw_only=True):
     """False compares with the engine's own plain computation alone."""
 
 
-GatewayMessage = Hello | Submit | Abort | Why | MetricsQuery | Verify
+GatewayMessage = Hello | Submit | Abort | Why | Drop | MetricsQuery | Verify
 
 
 class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):

@@ -125,6 +125,11 @@ class Submission:
             waited_ms=named(self.clock.sums_ms(now)),
         )
 
+    def note_waited(self, now: float) -> None:
+        """Its first step is planned, or it ends; later calls change nothing."""
+        if self.waited_until_s is None:
+            self.waited_until_s = now
+
     def note_computed(self, num_tokens: int) -> None:
         """A choice has so many tokens in the KV cache."""
         num_of_prompt = min(num_tokens, len(self.submit.prompt))

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cache_eviction import FairEviction
 from loraplex.engine.cached_block import Namespace
 from loraplex.engine.config import SchedulerConfig
@@ -99,10 +100,13 @@ class RequestBlocks:
         self.pool.release(request.block_table)
         request.lose_blocks()
 
-    def forget(self, submission: Submission, requests: Iterable[Request]) -> None:
-        """Know nothing any more of what a request may have read or written. Of `requests`, all that
-        are open, those that may have read it too add nothing, until they begin anew."""
-        namespace = _namespace(submission)
+    def forget_adapter(self, key: AdapterKey, requests: Iterable[Request]) -> None:
+        """The same for all that one adapter has computed."""
+        self.forget(Namespace(key.tenant, key.digest), requests)
+
+    def forget(self, namespace: Namespace, requests: Iterable[Request]) -> None:
+        """Know nothing any more of what requests of a namespace have computed. Of `requests`, all
+        that are open, those that may have read it add nothing, until they begin anew."""
         for request in requests:
             if _namespace(request.submission).root == namespace.root:
                 request.enter_at = sys.maxsize

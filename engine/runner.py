@@ -144,7 +144,7 @@ def _within_vocabulary(logits: Tensor, rows: LoraRows, vocab_size: int) -> Tenso
         return logits
     num_tokens = torch.full((rows.num_rows, 1), vocab_size)
     for start, end, weights in own:
-        num_tokens[start:end] = weights.vocab_size
+        num_tokens[start:end] = weights.vocab_size or vocab_size
     token_ids = torch.arange(logits.shape[1], device=logits.device)
     return logits.masked_fill_(token_ids >= num_tokens.to(logits.device), -torch.inf)
 

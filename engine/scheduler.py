@@ -151,8 +151,7 @@ class Scheduler:
         """End a request now; unknown ids are ignored, since it may just have ended."""
         submission = self._submissions.get(request_id)
         if submission is not None:
-            if submission.waited_until_s is None:
-                submission.waited_until_s = now
+            submission.note_waited(now)
             self._end_all(submission, now)
             self._events.add_finished(submission, "abort")
 
@@ -160,6 +159,10 @@ class Scheduler:
         """Why an open request waits, or waited until it ran; None if it is not open."""
         submission = self._submissions.get(request_id)
         return None if submission is None else submission.explain(now)
+
+    def forget(self, key: AdapterKey) -> None:
+        """Find nothing any more that was computed with an adapter."""
+        self.blocks.forget_adapter(key, self._requests.values())
 
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
         """Fail all requests that wait for an adapter whose load failed."""
@@ -171,8 +174,7 @@ class Scheduler:
         """Fail the requests of a step that broke and have not ended; what waits is not touched."""
         prompts = (chunk.request_id for chunk in plan.prefills)
         for key in (*plan.decodes.roster.keys, *prompts):
-            request = self._requests.get(key)
-            if request is not None:
+            if (request := self._requests.get(key)) is not None:
                 self._fail(request.submission, "internal_error", message)
         for copy in plan.copies_out:
             if (request := self._requests.get(copy.request_id)) is not None:
@@ -321,8 +323,7 @@ class Scheduler:
         self._prefilling[request.key] = request
         self.first_tokens.started(request, now)
         request.clock.stop(now)
-        if request.submission.waited_until_s is None:
-            request.submission.waited_until_s = now
+        request.submission.note_waited(now)
         (self._yielding if self._waiting.yields(request) else self._running).append(request)
 
     def _stop(self, request: Request, status: Status) -> None:
@@ -371,7 +372,7 @@ class Scheduler:
     def _fail_for_numbers(self, submission: Submission, message: str) -> None:
         """What it computed was not finite, and so may be what it was computed from."""
         self._fail(submission, "not_finite", message)
-        self.blocks.forget(submission, self._requests.values())
+        self.blocks.forget(submission.namespace, self._requests.values())
 
     def _fail(self, submission: Submission, code: str, message: str) -> None:
         self._end_all(submission, self._now)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loraplex.adapters import weights
-from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.runner import ModelRunner
 
@@ -14,7 +14,7 @@ class StoredAdapters:
     """An `AdapterSource`. On a GPU what is read lies in pinned memory; that has not been run on
     one."""
 
-    store: AdapterStore
+    store: Store
     runner: ModelRunner
 
     def read(self, digest: str) -> VerifiedAdapter:
@@ -27,7 +27,5 @@ class StoredAdapters:
     ) -> AdapterWeights:
         """See `weights.place`; made ready for the runner's kernels."""
         model = self.runner.model
-        placed = weights.place(
-            on_host, dtype=model.dtype, device=model.device, on_layer=on_layer
-        )
+        placed = weights.place(on_host, dtype=model.dtype, device=model.device, on_layer=on_layer)
         return self.runner.locate(placed)

@@ -23,6 +23,7 @@ from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    Drop,
     GatewayMessage,
     Hello,
     MetricsQuery,
@@ -207,6 +208,8 @@ class StreamServer:
                 case Abort() | Why() as message:
                     if message.request_id in gateway.request_ids:
                         self._mailbox.put(message)
+                case Drop() as drop:
+                    self._mailbox.put(drop)
                 case MetricsQuery(query_id):
                     gateway.send(MetricsText(query_id, self._metrics()))
                 case Verify() as asked:

@@ -12,7 +12,7 @@ from loraplex.adapters.errors import AdapterMismatch
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.plan import StepPlan
-from loraplex.engine.transfers_port import AdapterSource, Arrival, Progress
+from loraplex.engine.transfers_port import AdapterSource, Arrival, LoadRoute, Progress
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Transfers:
             if transfer.is_to_keep:
                 self._on_host[key] = transfer.on_host
         seconds = self._clock() - transfer.started_s
-        route = "host" if transfer.is_from_host else "store"
+        route: LoadRoute = "host" if transfer.is_from_host else "store"
         return Arrival(key, transfer.error, route, seconds)
 
     def _begin(self, key: AdapterKey, thread: ThreadPoolExecutor) -> None:

@@ -1,5 +1,6 @@
 """All settings, and the only place that reads the environment (prefix `LORAPLEX_`)."""
 
+import json
 import os
 from difflib import get_close_matches
 from pathlib import Path
@@ -181,13 +182,69 @@ class Settings(BaseSettings):
     body_timeout_s: float = Field(
         30.0, gt=0, description="A request body must have arrived after this time, or it gets 408."
     )
+    adapters_url: str | None = Field(
+        None,
+        repr=False,
+        description="Where adapters are stored: a folder, or `s3://BUCKET/PREFIX` "
+        "(`pip install 'loraplex[s3]'`; keys and endpoint come from the variables of AWS). Gateway "
+        "and workers must name the same. Default: `adapters/` in the data directory.",
+    )
+    adapter_cache_bytes: int = Field(
+        32 * 1024**3,
+        ge=0,
+        description="Adapters that a worker keeps in `adapter-cache/` of its data directory, where "
+        "`adapters_url` names no folder; those opened longest ago leave.",
+    )
+    adapter_sources: dict[str, str] = Field(
+        default={},
+        description="JSON object of names and where adapters may be imported from by them: "
+        '`{"team": "s3://bucket/loras", "share": "file:///srv/adapters", "hub": "hf://"}`.',
+    )
     max_upload_bytes: int = Field(
         1024 * 1024 * 1024,
         ge=1024,
         description="Largest upload of an adapter; more is refused with 413.",
     )
     upload_timeout_s: float = Field(
-        600.0, gt=0, description="An upload must have arrived after this time, or it gets 408."
+        600.0,
+        gt=0,
+        description="The body of an upload must have arrived after this time, or it gets 408.",
+    )
+    upload_expiry_s: float = Field(
+        86_400.0,
+        gt=0,
+        description="A resumable upload that got no bytes for so long is cancelled.",
+    )
+    max_uploads: int = Field(
+        16, ge=1, description="Uploads whose bytes come at a time; more are refused with 429."
+    )
+    max_tenant_uploads: int = Field(
+        4,
+        ge=1,
+        description="Of these those of one tenant, and how many resumable ones it may have open.",
+    )
+    max_tenant_upload_bytes: int = Field(
+        4 * 1024**3,
+        ge=1024,
+        description="Bytes that one tenant's open resumable uploads may announce together.",
+    )
+    template_timeout_s: float = Field(
+        1.0,
+        gt=0,
+        le=60,
+        description="Processor time that an adapter's own chat template gets for a conversation.",
+    )
+    template_memory_bytes: int = Field(
+        256 * 1024**2,
+        ge=64 * 1024**2,
+        description="Address space of a process in which adapters' chat templates run.",
+    )
+    template_processes: int = Field(
+        2,
+        ge=1,
+        le=64,
+        description="Such processes of a gateway, started when they are needed; one tenant uses "
+        "one at a time.",
     )
     self_test: Literal["auto", "reference", "off"] = Field(
         "auto",
@@ -259,7 +316,7 @@ class Settings(BaseSettings):
 
     @property
     def adapters_dir(self) -> Path:
-        """Folder of the adapters' store."""
+        """Folder of the adapters' store, where no URL is given."""
         return self.data_dir / "adapters"
 
     @property
@@ -300,7 +357,8 @@ def child_environment(settings: Settings) -> dict[str, str]:
     for name, value in settings:
         if value is not None:
             text = value.get_secret_value() if isinstance(value, SecretStr) else value
-            environment[f"LORAPLEX_{name.upper()}"] = str(text)
+            written = json.dumps(text) if isinstance(text, dict) else str(text)
+            environment[f"LORAPLEX_{name.upper()}"] = written
     return environment
 
 

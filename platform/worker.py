@@ -18,8 +18,9 @@ from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
 from loraplex.adapters.errors import AdapterError
+from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
-from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.storage import Store
 from loraplex.engine import memory
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
@@ -80,6 +81,7 @@ class EngineParts:
     scheduler: Scheduler
     residency: Residency
     transfers: Transfers
+    store: Store
 
 
 class Lifeline:
@@ -205,7 +207,7 @@ async def _compose(
         shapes=_shapes(model),
     )
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
-    self_tests = compose_self_tests(settings, model, mailbox, registry)
+    self_tests = compose_self_tests(model, parts.store, mailbox, registry)
     server = StreamServer(mailbox, welcome, security, metrics.render, self_tests.verifier.verify)
 
     def publish(report: StepReport) -> None:
@@ -232,7 +234,8 @@ def compose_engine(
 ) -> EngineParts:
     """Put an engine together over a runner; its adapters are those of the data directory. Without
     `costs` it knows nothing of step times yet; `clock` is in seconds."""
-    mailbox, store = Mailbox(), AdapterStore(settings.adapters_dir)
+    mailbox = Mailbox()
+    store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
     # What a digest names never changes, so its header is read once.
     sizes_of = lru_cache(maxsize=_MAX_KNOWN_SIZES)(store.sizes)
 
@@ -255,7 +258,7 @@ def compose_engine(
     )
     transfers = Transfers(StoredAdapters(store, runner), mailbox.wake)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
-    return EngineParts(engine, mailbox, scheduler, residency, transfers)
+    return EngineParts(engine, mailbox, scheduler, residency, transfers, store)
 
 
 def _shapes(model: LoadedModel) -> LinearShapes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from loraplex.adapters import weights
-from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.model import LoadedModel
@@ -15,7 +15,7 @@ from loraplex.engine.self_test.metrics import SelfTestMetrics
 from loraplex.engine.self_test.peft_oracle import PeftOracle, PeftSubject
 from loraplex.engine.self_test.served import ServedPath
 from loraplex.engine.self_test.verifier import VerifiedModel, Verifier
-from loraplex.platform.settings import Settings, available_cores
+from loraplex.platform.settings import available_cores
 
 CORES_PER_THREAD = 4
 """Of the machine's cores, PEFT's process computes on one in so many, and on one at least."""
@@ -35,10 +35,9 @@ class SelfTests:
 
 
 def compose_self_tests(
-    settings: Settings, model: LoadedModel, mailbox: Mailbox, registry: CollectorRegistry
+    model: LoadedModel, store: Store, mailbox: Mailbox, registry: CollectorRegistry
 ) -> SelfTests:
     """Put them together over a worker's engine. Nothing is started."""
-    store = AdapterStore(settings.adapters_dir)
     served = ServedPath(mailbox.put)
     peft = PeftOracle(
         PeftSubject(

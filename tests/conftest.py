@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -13,6 +14,9 @@ from tests.services.postgres import Postgres, running_postgres
 from tests.services.valkey import Valkey, running_valkey
 
 from loraplex.platform.demo.base import demo_model_dir, find_gguf
+
+if TYPE_CHECKING:
+    from tests.services.s3 import S3Server
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ.setdefault("TRITON_INTERPRET", "1")  # on a machine with a GPU, its script says 0
@@ -67,6 +71,15 @@ def postgres() -> Iterator[Postgres]:
 def valkey() -> Iterator[Valkey]:
     """The Valkey of the session. Whoever kills it starts one of their own."""
     with running_valkey() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3() -> "Iterator[S3Server]":
+    """The S3 server of the session. Whoever stops it starts one of their own."""
+    from tests.services.s3 import running_s3  # noqa: PLC0415  it takes a second to import
+
+    with running_s3() as server:
         yield server
 
 

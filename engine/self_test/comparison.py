@@ -39,8 +39,8 @@ TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
         "bfloat16": Tolerance(margin=0.02, relative=0.02),
     }
 )
-"""Against PEFT, SmolLM2-135M with four of the demo's adapters differed on a CPU by up to 8e-7 of the
-largest logit in float32, and 0.008 in bfloat16."""
+"""Against PEFT, SmolLM2-135M with four of the demo's adapters differed on a CPU by up to 8e-7 of
+the largest logit in float32, and 0.008 in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class VerifiedModel:
     load: Callable[[str], AdapterWeights]
     """Reads an adapter by digest, as the reference computes it."""
     folder: Callable[[str], Path]
-    """Folder of an adapter's files by digest."""
+    """Folder of an adapter's files by digest; may fetch them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Verifier:
 
     async def _test(self, asked: Verify, started: float) -> SelfTest:
         model = self._model
-        folder = model.folder(asked.adapter)
+        folder = await asyncio.to_thread(model.folder, asked.adapter)
         config, _ = await asyncio.to_thread(read_config, folder)
         prompts = make_prompts(config, model.vocab_size, model.max_model_len)
         weights = await asyncio.to_thread(model.load, asked.adapter)

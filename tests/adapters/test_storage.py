@@ -126,11 +126,11 @@ def test_the_bytes_needed_follow_from_the_header_alone(root, checkpoint):
     store = AdapterStore(root)
     store.put(checkpoint)
     num_elements = 2 * (2 * build.IN + build.OUT * 2)
-    assert store.num_bytes(checkpoint.digest, bytes_per_element=2) == 2 * num_elements
+    assert store.sizes(checkpoint.digest).num_elements == num_elements
 
 
 def test_the_bytes_of_a_corrupt_adapter_are_unknown(root, checkpoint):
     store = AdapterStore(root)
     (store.put(checkpoint) / FILES[1]).write_bytes(b"")
     with pytest.raises(AdapterCorrupt):
-        store.num_bytes(checkpoint.digest, bytes_per_element=2)
+        store.sizes(checkpoint.digest)

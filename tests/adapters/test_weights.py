@@ -67,7 +67,7 @@ def test_it_takes_as_many_bytes_as_the_store_announced(store, stored, dtype):
     digest = stored()
     weights = load_plain(store, digest, dtype)
     assert weights.pairs[Q0].a.dtype == dtype
-    assert weights.num_bytes == store.num_bytes(digest, bytes_per_element=dtype.itemsize)
+    assert weights.num_bytes == store.sizes(digest).num_elements * dtype.itemsize
     assert weights.num_bytes == 28 * dtype.itemsize
 
 

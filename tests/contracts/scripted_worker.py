@@ -21,6 +21,7 @@ from loraplex.engine.frames import UnixAddress, encode, read_frame
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    Drop,
     Failed,
     Finished,
     FinishReason,
@@ -50,6 +51,7 @@ class ScriptedWorker:
         self.aborted: list[str] = []
         self.self_test: SelfTest | str | None = PASSED
         self.verified: list[Verify] = []
+        self.dropped: list[tuple[str, str]] = []
         self._path = path
         self._model = model
         self._server: asyncio.Server | None = None
@@ -177,6 +179,8 @@ class ScriptedWorker:
             case Why(request_id):
                 answer = StepFrame(epoch="e", step=0, explained=(explained(request_id),))
                 self._send(answer)
+            case Drop(tenant, adapter):
+                self.dropped.append((tenant, adapter))
             case MetricsQuery(query_id):
                 self._send(MetricsText(query_id, "worker_steps_total 1\n"))
             case Verify(query_id=query_id):

@@ -2,10 +2,13 @@
 
 import asyncio
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 from tests.contracts.engine_pairs import MAX_EVENTS, Pair
+from tests.contracts.scripted_worker import ScriptedWorker
+from tests.platform.tiny_model import model_info
 
 from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import (
@@ -328,3 +331,20 @@ async def test_before_a_worker_came_there_is_no_model(unconnected: EngineClient)
 
 async def test_metrics_are_the_workers_text(pair: Pair) -> None:
     assert "worker_steps_total 1" in await pair.client.metrics()
+
+
+async def test_a_worker_is_told_what_it_may_drop(pair: Pair) -> None:
+    pair.client.drop("t", "d1")
+    await pair.engine.settled()
+    assert pair.engine.dropped == [("t", "d1")]
+
+
+async def test_what_was_to_be_dropped_while_no_worker_was_there_is_told_to_the_next(
+    tmp_path: Path,
+) -> None:
+    worker = ScriptedWorker(tmp_path / "w.sock", model_info(), MAX_EVENTS)
+    worker.client.drop("t", "d1")
+    await worker.start()
+    await worker.settled()
+    assert worker.dropped == [("t", "d1")]
+    await worker.stop()

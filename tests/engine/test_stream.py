@@ -341,7 +341,7 @@ async def test_an_adapter_of_another_base_model_fails_its_requests_and_says_why(
     worker.runner.open()
     async with connected(address) as client:
         good = asyncio.create_task(collect(client, build.submit("good", adapter="x")))
-        with pytest.raises(AdapterUnfit, match=r"does not fit.*q_proj is wider") as failed:
+        with pytest.raises(AdapterUnfit, match=r"does not fit.*q_proj: is wider") as failed:
             await collect(client, build.submit("a", adapter="unfit"))
         assert failed.value.code == "adapter_mismatch"
         assert len((await good)[0]) == 4

@@ -15,6 +15,8 @@ OPEN |= {"gatewayFrom", "workerEgress"}
 OWNED = {"data_dir", "database_url", "secret", "host", "port", "model", "drain_timeout_s"}
 OWNED |= {"worker_address", "worker_token", "worker_tls_cert", "worker_tls_key", "redis_url"}
 """Settings that follow from other values of the chart."""
+BOTH = {"LORAPLEX_LOG_LEVEL", "LORAPLEX_ADAPTERS_URL", "LORAPLEX_ADAPTER_CACHE_BYTES"}
+"""Settings that gateway and worker may each have."""
 
 CANNOT_WORK = {
     "several gateways on SQLite": (
@@ -118,7 +120,7 @@ def test_every_setting_is_the_charts_or_of_gateway_or_worker_as_the_code_defines
     assert given[0] | given[1] == expected, (
         "add a new setting to values.schema.json, under gateway.settings or worker.settings"
     )
-    assert set(given[0]) & set(given[1]) == {"LORAPLEX_LOG_LEVEL"}
+    assert set(given[0]) & set(given[1]) == BOTH
 
 
 def _schema_of(name: str) -> dict:

@@ -128,6 +128,7 @@ class ScriptedEngine:
         self.max_events = max_events
         self.runs: dict[str, ScriptedRun] = {}
         self.aborted: list[str] = []
+        self.dropped: list[tuple[str, str]] = []
         self.metrics_text = "worker_steps_total 1\n"
         self.answer: Callable[[ScriptedEngine, str], None] | None = None
         self.self_test: SelfTest | str | None = PASSED
@@ -188,6 +189,9 @@ class ScriptedEngine:
             run.put(self._abort(run))
         del self.runs[request_id]
         return run.ending
+
+    def drop(self, tenant: str, adapter: str) -> None:
+        self.dropped.append((tenant, adapter))
 
     async def metrics(self) -> str:
         return self.metrics_text if self.is_connected else ""

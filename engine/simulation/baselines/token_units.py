@@ -4,7 +4,7 @@ It tells what of a difference to VTC and DLPM comes from the unit that is shared
 fairness counts tokens too.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 
 from loraplex.adapters.residency import State
 from loraplex.engine.admission import AdmissionView
@@ -28,6 +28,10 @@ class _InTokens:
         self.cached_tokens = view.cached_tokens
         self.predicted_run_ms = view.predicted_run_ms
         self.predicted_wait_ms = view.predicted_wait_ms
+
+    @property
+    def kept(self) -> Set[str]:
+        return self._view.kept
 
     @property
     def adapters_version(self) -> int:

@@ -27,6 +27,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "loraplex.text" -}}
 {{- if and (kindIs "float64" .) (eq (float64 .) (floor .)) -}}
 {{ int64 . }}
+{{- else if kindIs "map" . -}}
+{{ toJson . }}
 {{- else -}}
 {{ . }}
 {{- end -}}

@@ -93,14 +93,13 @@ class World:
             return weights.load(store, digest, model.shapes, dtype=model.dtype, device="cpu")
 
         self.transfers = Transfers(_Spoiled(store, runner, options.spoil), self.mailbox.wake)
-        num_bytes = partial(store.num_bytes, bytes_per_element=model.dtype.itemsize)
         self.engine = Engine(
             self.mailbox,
             self.scheduler,
             self.residency,
             self.transfers,
             runner,
-            num_bytes,
+            lambda digest: store.sizes(digest).num_elements * model.dtype.itemsize,
             monotonic,
         )
         subject = PeftSubject(model.path, model.config.dtype, 1_000_000, threads=1)

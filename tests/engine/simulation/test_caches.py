@@ -39,7 +39,9 @@ def test_belady_loads_least_where_lru_loads_every_time() -> None:
     assert best == 16  # 4, then one of three
 
 
-@pytest.mark.parametrize("eviction", [GreedyDualSizeFrequency(), LeastFrequentlyUsed(), ChameleonScore(), LeastWorth()])
+@pytest.mark.parametrize(
+    "eviction", [GreedyDualSizeFrequency(), LeastFrequentlyUsed(), ChameleonScore(), LeastWorth()]
+)
 def test_what_is_used_often_stays_while_others_pass_by(eviction: Eviction) -> None:
     uses = "aaaaaa" + "".join(
         f"{name}a" if i % 3 == 0 else name for i, name in enumerate("bcdefgh")

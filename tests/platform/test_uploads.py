@@ -72,6 +72,7 @@ async def test_an_uploaded_adapter_is_callable_at_once(gateway: Gateway, checkpo
         "num_bytes": 112,
         "base_model": "tiny",
         "created_at": "2026-11-30T00:00:00Z",
+        "self_test": response.json()["self_test"],
     }
     answer = await gateway.chat(model="acme/support")
     assert answer.json()["model"] == "acme/support@1"

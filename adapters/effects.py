@@ -1,9 +1,26 @@
-"""What an adapter does at one module beside the low-rank update of a linear layer."""
+"""What an adapter does at one module of the base model."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
+
+from loraplex.adapters.experts import ExpertPairs
+
+Copy = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """Low-rank update of a linear layer: y += scale · B (A x)."""
+
+    a: Tensor
+    """[rank, in], contiguous."""
+    b: Tensor
+    """[out, rank], contiguous; for the compiled kernel of CPUs transposed in memory."""
+    scale: float
+    """Kept apart from B, so that B stays the bytes that were uploaded; applied in expand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +43,8 @@ class TokenRows:
     """[n] int64, rising."""
     rows: Tensor
     """[n, width], what those tokens have in place of the base's rows."""
+    bias: Tensor | None = None
+    """[n], added to what a head makes of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +71,44 @@ class ModuleEffect:
         if self.lookup is not None:
             parts += [self.lookup.a, self.lookup.b]
         if self.tokens is not None:
-            parts += [self.tokens.ids, self.tokens.rows]
+            parts += [self.tokens.ids, self.tokens.rows, self.tokens.bias]
         return [part for part in parts if part is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """All that an adapter does at one module."""
+
+    pair: LoraPair | None
+    effect: ModuleEffect | None
+    experts: ExpertPairs | None = None
+
+    def copied(self, weight: Copy, exact: Copy) -> "Assembled":
+        """Return the same made of other tensors: ``exact`` is for those whose dtype is not that of
+        the weights."""
+        pair, effect, experts = self.pair, self.effect, self.experts
+        return Assembled(
+            pair and replace(pair, a=weight(pair.a), b=weight(pair.b)),
+            effect and _copied(effect, weight, exact),
+            experts and replace(experts, a=weight(experts.a), b=weight(experts.b)),
+        )
+
+
+def _copied(effect: ModuleEffect, weight: Copy, exact: Copy) -> ModuleEffect:
+    lookup, tokens = effect.lookup, effect.tokens
+    return ModuleEffect(
+        weight=_optional(weight, effect.weight),
+        bias=_optional(weight, effect.bias),
+        lookup=lookup and replace(lookup, a=weight(lookup.a), b=weight(lookup.b)),
+        gain=_optional(exact, effect.gain),
+        offset=_optional(exact, effect.offset),
+        tokens=tokens
+        and TokenRows(exact(tokens.ids), weight(tokens.rows), _optional(weight, tokens.bias)),
+    )
+
+
+def _optional(copy: Copy, tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else copy(tensor)
 
 
 class BaseWeights(Protocol):
@@ -68,4 +123,8 @@ class BaseWeights(Protocol):
 
     def bias(self, path: str) -> Tensor | None:
         """What a module adds to its output last, ``[out]``."""
+        ...
+
+    def is_transposed(self, path: str) -> bool:
+        """True for a linear layer that keeps, and saves, its weight as ``[in, out]``."""
         ...

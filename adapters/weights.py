@@ -9,15 +9,18 @@ from types import MappingProxyType
 import torch
 
 from loraplex.adapters import fit
+from loraplex.adapters.assembly import Assembly
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import TENSORS_FILE, read_config, read_profile
-from loraplex.adapters.claims import Claims, Role, claim
+from loraplex.adapters.claims import claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash, with_profile
-from loraplex.adapters.effects import ModuleEffect
-from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, Problem, TensorFileInvalid
+from loraplex.adapters.effects import Assembled, BaseWeights, Copy, LoraPair, ModuleEffect
+from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
+from loraplex.adapters.experts import ExpertPairs
+from loraplex.adapters.layout import AdapterLayout
 from loraplex.adapters.storage import Store
-from loraplex.adapters.targets import scales
+from loraplex.adapters.targets import ranks, scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 from loraplex.kernels.segments import LoraTable
 
@@ -25,18 +28,6 @@ _LAYER = re.compile(r"\.(\d{1,9})\.")
 _DTYPES = MappingProxyType(
     {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16},
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LoraPair:
-    """One module's update: y += scale · B (A x)."""
-
-    a: torch.Tensor
-    """[rank, in], contiguous."""
-    b: torch.Tensor
-    """[out, rank], contiguous; for the compiled kernel of CPUs transposed in memory."""
-    scale: float
-    """Kept apart from B, so that B stays the bytes that were uploaded; applied in expand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +39,8 @@ class AdapterWeights:
     """Low-rank updates of linear layers, by module path."""
     effects: Mapping[str, ModuleEffect] = field(default_factory=lambda: MappingProxyType({}))
     """What else it does, by module path."""
+    parameters: Mapping[str, ExpertPairs] = field(default_factory=lambda: MappingProxyType({}))
+    """Updates of parameters, by their paths."""
     vocab_size: int | None = None
     """Tokens that it has; None if they are those of the base model."""
     table: LoraTable | None = None
@@ -56,46 +49,54 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedAdapter:
-    """An adapter in the host's memory, as its files have it: what was read is what was verified.
+    """An adapter in the host's memory: what was read is what was verified.
 
-    In the dtype of the files, since a copy to the device is made in any case and can convert as it
-    copies: so 16-bit adapters under a model in float32 take half of what they do there.
+    Weights are in the dtype of the files, since a copy to the device is made in any case and can
+    convert as it copies: so 16-bit adapters under a model in float32 take half of what they do
+    there.
     """
 
-    config: AdapterConfig
-    claims: Claims
-    """By module path."""
-    tensors: Mapping[str, torch.Tensor]
-    """By name; pinned if the device is a GPU."""
+    layout: AdapterLayout
+    modules: Mapping[str, Assembled]
+    """What it does, by module path; pinned if the device is a GPU."""
 
     @property
     def num_bytes(self) -> int:
         """What it takes."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        return self.layout.host_bytes
 
 
 def load(
     store: Store,
     digest: str,
     base: BaseShapes,
+    base_weights: BaseWeights,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> AdapterWeights:
     """`read`, then `place`."""
-    return place(read(store, digest, base), dtype=dtype, device=device)
+    return place(read(store, digest, base, base_weights), dtype=dtype, device=device)
 
 
-def read(store: Store, digest: str, base: BaseShapes, *, pins: bool = False) -> VerifiedAdapter:
+def read(
+    store: Store,
+    digest: str,
+    base: BaseShapes,
+    base_weights: BaseWeights,
+    *,
+    pins: bool = False,
+) -> VerifiedAdapter:
     """Read an adapter, and verify that its bytes are those of the digest. `pins` puts it in memory
     that a GPU can read beside what the host does.
 
-    It was checked when it was stored, but the base model may be another since, of the same name.
+    It was checked when it was stored, but the base model may be another since, of the same name;
+    and what it has of the base's weights is compared with them here for the first time.
 
     Raises:
         AdapterMissing: the store does not have it.
         AdapterCorrupt: its files are not what was stored.
-        AdapterMismatch: it does not fit ``base``.
+        AdapterMismatch: it does not fit ``base`` or ``base_weights``.
     """
     directory = store.open(digest)
     config, problems = read_config(directory)
@@ -111,13 +112,17 @@ def read(store: Store, digest: str, base: BaseShapes, *, pins: bool = False) -> 
         raise AdapterCorrupt(digest, f"its files have digest {found}")
     claims, problems = claim(entries, config, base)
     problems += fit.problems(config, claims, base)
-    unserved = {role for roles in claims.values() for role in roles} - {Role.LORA_A, Role.LORA_B}
-    problems += [Problem(role.value, "", "is not served") for role in sorted(unserved, key=str)]
     if problems:
         raise AdapterMismatch(digest, tuple(problems))
+    layout = AdapterLayout.of(claims, config, base)
+    assembly = Assembly(layout, tensors, scales(config, ranks(config, claims)), base_weights)
+    modules = assembly.modules()
+    if assembly.problems:
+        raise AdapterMismatch(digest, tuple(assembly.problems))
     if pins:
-        tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-    return VerifiedAdapter(config, claims, MappingProxyType(tensors))
+        pin = _Once(torch.Tensor.pin_memory)
+        modules = {path: module.copied(pin, pin) for path, module in modules.items()}
+    return VerifiedAdapter(layout, MappingProxyType(modules))
 
 
 def place(
@@ -129,38 +134,47 @@ def place(
 ) -> AdapterWeights:
     """Copy an adapter to the device, layer by layer, into memory of its own. ``on_layer`` is told
     how many layers are there, and of how many."""
-    layers = _by_layer(adapter.tensors)
-    placed: dict[str, torch.Tensor] = {}
-    for num_done, names in enumerate(layers, 1):
-        for name in names:
-            # A copy, on a CPU too: what one memory gives up must not be held by the other.
-            placed[name] = adapter.tensors[name].to(device, dtype, copy=True)
+
+    # Copies, on a CPU too: what one memory gives up must not be held by the other.
+    weight = _Once(lambda tensor: tensor.to(device, dtype, copy=True))
+    exact = _Once(lambda tensor: tensor.to(device, copy=True))
+    layers = _by_layer(adapter.modules)
+    placed: dict[str, Assembled] = {}
+    for num_done, paths in enumerate(layers, 1):
+        for path in paths:
+            placed[path] = adapter.modules[path].copied(weight, exact)
         on_layer(num_done, len(layers))
-    claims = adapter.claims
-    rank_of = {module: roles[Role.LORA_A].shape[0] for module, roles in claims.items()}
-    scale_of = scales(adapter.config, rank_of)
     return AdapterWeights(
-        num_bytes=sum(tensor.nbytes for tensor in placed.values()),
-        pairs=MappingProxyType(
-            {
-                module: LoraPair(
-                    placed[roles[Role.LORA_A].name],
-                    placed[roles[Role.LORA_B].name],
-                    scale_of[module],
-                )
-                for module, roles in claims.items()
-            }
+        num_bytes=adapter.layout.num_bytes(dtype.itemsize),
+        pairs=MappingProxyType({p: m.pair for p, m in placed.items() if m.pair is not None}),
+        effects=MappingProxyType({p: m.effect for p, m in placed.items() if m.effect is not None}),
+        parameters=MappingProxyType(
+            {p: m.experts for p, m in placed.items() if m.experts is not None}
         ),
+        vocab_size=adapter.layout.vocab_size,
     )
 
 
-def _by_layer(names: Iterable[str]) -> list[list[str]]:
-    """Names of tensors by the first number in their path, which is the layer's; those without one
-    come first, with the first layer."""
+class _Once:
+    """Copies each tensor once, although modules share some."""
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+        self._copies: dict[int, torch.Tensor] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self._copies:
+            self._copies[id(tensor)] = self._copy(tensor)
+        return self._copies[id(tensor)]
+
+
+def _by_layer(paths: Iterable[str]) -> list[list[str]]:
+    """Paths of modules by the first number in them, which is the layer's; those without one come
+    first, with the first layer."""
     layers: dict[int, list[str]] = {}
-    for name in names:
-        number = _LAYER.search(name)
-        layers.setdefault(int(number[1]) if number else 0, []).append(name)
+    for path in paths:
+        number = _LAYER.search(path)
+        layers.setdefault(int(number[1]) if number else 0, []).append(path)
     return [layers[number] for number in sorted(layers)]
 
 

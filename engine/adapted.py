@@ -2,33 +2,40 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.engine.experts import adopt_parameters
 from loraplex.engine.lora_linear import LoraBatch, LoraConv1D, LoraLinear
 
 
-class AdaptedEmbedding(nn.Module):
-    """An embedding that reads each row with its adapter."""
+class AdaptedEmbedding(nn.Embedding):
+    """An embedding with the table of another, which may be tied to a head still."""
 
-    def __init__(self, base: nn.Embedding, path: str, batch: LoraBatch) -> None:
-        """Take over ``base``, which lies at ``path`` of its model."""
-        super().__init__()
-        self.base = base
-        self.path, self.batch = path, batch
-        self.scale = embedding_scale(base)
+    path: str
+    batch: LoraBatch
+    scale: float
 
-    @property
-    def weight(self) -> Tensor:
-        """The base's table ``[rows, width]``; some models ask for its dtype or device."""
-        return self.base.weight
+    @classmethod
+    def adopt(cls, base: nn.Embedding, path: str, batch: LoraBatch) -> Self:
+        """Take over the table of ``base``, which is plain and lies at ``path`` of its model."""
+        with torch.device("meta"):
+            layer = cls(base.num_embeddings, base.embedding_dim)
+        layer.weight = base.weight
+        layer.path, layer.batch, layer.scale = path, batch, embedding_scale(base)
+        return layer
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return ``[..., width]`` for ``ids [...]``, which may be tokens that an adapter added."""
-        y: Tensor = self.base(self.batch.base_ids(ids, self.base.num_embeddings))
-        return self.batch.embedding(self.path, y, ids, self.scale)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  nn.Embedding's own name
+        """Return ``[..., width]`` for ids ``[...]``, which may be of tokens that an adapter added,
+        for each row with its adapter."""
+        y = functional.embedding(self.batch.base_ids(input, self.num_embeddings), self.weight)
+        if self.scale != 1:
+            y *= self.scale
+        return self.batch.embedding(self.path, y, input, self.scale)
 
 
 def embedding_scale(embedding: nn.Embedding) -> float:
@@ -43,7 +50,7 @@ def is_plain(embedding: nn.Embedding) -> bool:
     """True if it looks ids up in its table, scales what it finds, and does nothing else."""
     weight = embedding.weight
     ids = torch.tensor([[embedding.num_embeddings - 1, 0]], device=weight.device)
-    expected = nn.functional.embedding(ids, weight) * embedding_scale(embedding)
+    expected = functional.embedding(ids, weight) * embedding_scale(embedding)
     try:
         return torch.equal(embedding(ids), expected)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
@@ -71,6 +78,10 @@ class AdoptedWeights:
         assert bias is None or isinstance(bias, Tensor), f"{path} has no bias"
         return bias
 
+    def is_transposed(self, path: str) -> bool:
+        """See `BaseWeights.is_transposed`."""
+        return isinstance(self.network.get_submodule(path), LoraConv1D)
+
 
 def adopt(network: nn.Module, shapes: BaseShapes, head_path: str) -> LoraBatch:
     """Make all that ``shapes`` lists compute each row with its adapter."""
@@ -79,9 +90,10 @@ def adopt(network: nn.Module, shapes: BaseShapes, head_path: str) -> LoraBatch:
     for path in shapes.embeddings:
         base = network.get_submodule(path)
         assert isinstance(base, nn.Embedding), f"{path} is no embedding"
-        _put(network, path, AdaptedEmbedding(base, path, batch))
+        _put(network, path, AdaptedEmbedding.adopt(base, path, batch))
     for path in shapes.biases.keys() - shapes.linears.keys():
         _adopt_norm(network.get_submodule(path), path, batch)
+    adopt_parameters(network, shapes.parameters, batch)
     return batch
 
 

@@ -32,7 +32,8 @@ def change_linear(y: Tensor, x: Tensor, effects: Iterable[EffectRows]) -> None:
             own_y[:, : len(effect.weight)] = functional.linear(own_x, effect.weight, effect.bias)
         _scale_and_shift(own_y, effect)
         if effect.tokens is not None:
-            own_y.index_copy_(1, effect.tokens.ids, own_x @ effect.tokens.rows.T)
+            ids, rows, bias = effect.tokens.ids, effect.tokens.rows, effect.tokens.bias
+            own_y.index_copy_(1, ids, functional.linear(own_x, rows, bias))
 
 
 def change_embedded(y: Tensor, ids: Tensor, effects: Iterable[EffectRows], scale: float) -> None:

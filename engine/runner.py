@@ -139,11 +139,10 @@ class ModelRunner:
 
 
 def _within_vocabulary(logits: Tensor, rows: LoraRows, vocab_size: int) -> Tensor:
-    own = [each for each in rows.adapters if each.weights.vocab_size is not None]
-    if not own:
+    if not rows.vocab_size:
         return logits
     num_tokens = torch.full((rows.num_rows, 1), vocab_size)
-    for start, end, weights in own:
+    for start, end, weights in rows.adapters:
         num_tokens[start:end] = weights.vocab_size or vocab_size
     token_ids = torch.arange(logits.shape[1], device=logits.device)
     return logits.masked_fill_(token_ids >= num_tokens.to(logits.device), -torch.inf)

@@ -20,7 +20,8 @@ class StoredAdapters:
     def read(self, digest: str) -> VerifiedAdapter:
         """See `weights.read`."""
         pins = self.runner.model.device.type == "cuda"
-        return weights.read(self.store, digest, self.runner.shapes, pins=pins)
+        model = self.runner.model
+        return weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]
@@ -29,3 +30,10 @@ class StoredAdapters:
         model = self.runner.model
         placed = weights.place(on_host, dtype=model.dtype, device=model.device, on_layer=on_layer)
         return self.runner.locate(placed)
+
+    def plain(self, digest: str) -> AdapterWeights:
+        """Read and place an adapter as plain torch computes it, beside what is resident.
+
+        Raises what `read` raises."""
+        model = self.runner.model
+        return weights.place(self.read(digest), dtype=model.dtype, device=model.device)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 
 from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.adapters.effects import LoraPair
 from loraplex.adapters.spec import AdapterKey
-from loraplex.adapters.weights import AdapterWeights, LoraPair
+from loraplex.adapters.weights import AdapterWeights
 
 _RANKS = (8, 32, 8, 32)
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from loraplex.adapters.errors import AdapterError
 from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
-from loraplex.adapters.storage import Store
+from loraplex.adapters.sizes import AdapterSizes, sizes_of_head
 from loraplex.engine import memory
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
@@ -81,7 +81,7 @@ class EngineParts:
     scheduler: Scheduler
     residency: Residency
     transfers: Transfers
-    store: Store
+    adapters: StoredAdapters
 
 
 class Lifeline:
@@ -207,7 +207,7 @@ async def _compose(
         shapes=_shapes(model),
     )
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
-    self_tests = compose_self_tests(model, parts.store, mailbox, registry)
+    self_tests = compose_self_tests(model, parts.adapters, mailbox, registry)
     server = StreamServer(mailbox, welcome, security, metrics.render, self_tests.verifier.verify)
 
     def publish(report: StepReport) -> None:
@@ -236,15 +236,19 @@ def compose_engine(
     `costs` it knows nothing of step times yet; `clock` is in seconds."""
     mailbox = Mailbox()
     store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
+
     # What a digest names never changes, so its header is read once.
-    sizes_of = lru_cache(maxsize=_MAX_KNOWN_SIZES)(store.sizes)
+    @lru_cache(maxsize=_MAX_KNOWN_SIZES)
+    def sizes_of(digest: str) -> AdapterSizes:
+        itemsize = model.dtype.itemsize
+        return sizes_of_head(store.head(digest), model.shapes, bytes_per_element=itemsize)
 
     def num_bytes(digest: str) -> int:
-        return sizes_of(digest).num_elements * model.dtype.itemsize
+        return sizes_of(digest).device_bytes
 
     def host_bytes(digest: str) -> int | None:
         try:
-            return sizes_of(digest).num_bytes
+            return sizes_of(digest).host_bytes
         except (AdapterError, OSError):
             return None  # the load will tell
 
@@ -256,9 +260,10 @@ def compose_engine(
     scheduler = _scheduler(
         settings, model, config, residency, Tokenizer.from_buffer(tokenizer_json), costs
     )
-    transfers = Transfers(StoredAdapters(store, runner), mailbox.wake)
+    adapters = StoredAdapters(store, runner)
+    transfers = Transfers(adapters, mailbox.wake)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
-    return EngineParts(engine, mailbox, scheduler, residency, transfers, store)
+    return EngineParts(engine, mailbox, scheduler, residency, transfers, adapters)
 
 
 def _shapes(model: LoadedModel) -> LinearShapes:

@@ -4,9 +4,6 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from loraplex.adapters import weights
-from loraplex.adapters.storage import Store
-from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.model_files import num_weights
@@ -15,6 +12,7 @@ from loraplex.engine.self_test.metrics import SelfTestMetrics
 from loraplex.engine.self_test.peft_oracle import PeftOracle, PeftSubject
 from loraplex.engine.self_test.served import ServedPath
 from loraplex.engine.self_test.verifier import VerifiedModel, Verifier
+from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.platform.settings import available_cores
 
 CORES_PER_THREAD = 4
@@ -35,7 +33,7 @@ class SelfTests:
 
 
 def compose_self_tests(
-    model: LoadedModel, store: Store, mailbox: Mailbox, registry: CollectorRegistry
+    model: LoadedModel, adapters: StoredAdapters, mailbox: Mailbox, registry: CollectorRegistry
 ) -> SelfTests:
     """Put them together over a worker's engine. Nothing is started."""
     served = ServedPath(mailbox.put)
@@ -48,18 +46,13 @@ def compose_self_tests(
         )
     )
 
-    def load(digest: str) -> AdapterWeights:
-        return weights.load(
-            store, digest, model.shapes, dtype=model.dtype, device=model.config.device
-        )
-
     verifier = Verifier(
         VerifiedModel(
             vocab_size=model.vocab_size,
             max_model_len=model.max_model_len,
             dtype=model.config.dtype,
-            load=load,
-            folder=store.open,
+            load=adapters.plain,
+            folder=adapters.store.open,
         ),
         served,
         DenseReference(model, mailbox.put_aside),

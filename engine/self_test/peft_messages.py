@@ -13,6 +13,8 @@ class Check(msgspec.Struct, frozen=True):
     """Of the adapter's checkpoint."""
     drawn: tuple[tuple[TokenIds, TokenIds], ...]
     """Prompts, and the tokens that were drawn after them."""
+    vocab_size: int | None = None
+    """Tokens that the adapter has, where they are more than the base model's."""
 
 
 class Checked(msgspec.Struct, frozen=True, tag="checked"):

@@ -74,9 +74,15 @@ class PeftOracle:
         """The process, while there is one."""
         return self._process
 
-    async def judge(self, folder: Path, served: Sequence[ServedTokens]) -> Checked:
-        """What PEFT says of drawn tokens. Raises OracleUnavailable."""
-        check = Check(str(folder), tuple((each.prompt.ids, each.tokens) for each in served))
+    async def judge(
+        self, folder: Path, served: Sequence[ServedTokens], vocab_size: int | None = None
+    ) -> Checked:
+        """What PEFT says of drawn tokens; `vocab_size` is that of an adapter that adds tokens.
+
+        Raises OracleUnavailable.
+        """
+        drawn = tuple((each.prompt.ids, each.tokens) for each in served)
+        check = Check(str(folder), drawn, vocab_size)
         if self._idle is not None:
             self._idle.cancel()
         try:

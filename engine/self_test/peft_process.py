@@ -27,7 +27,7 @@ import torch
 import transformers
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from loraplex.engine.self_test.peft_messages import Check, CheckAnswer, Checked, CheckFailed
@@ -43,11 +43,13 @@ VERSIONS = {
 @torch.inference_mode()
 def check(model_folder: str, dtype: str, asked: Check) -> Checked:
     """Compute the drawn tokens' logits without the adapter and with it."""
-    base: nn.Module = AutoModelForCausalLM.from_pretrained(
+    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         model_folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
     )
     base.eval()
     base_logits = [_logits(base, *drawn) for drawn in asked.drawn]
+    if asked.vocab_size is not None:
+        base.resize_token_embeddings(asked.vocab_size, mean_resizing=False)
     adapted: nn.Module = PeftModel.from_pretrained(base, asked.folder)
     adapted.eval()
     positions = tuple(

@@ -11,6 +11,7 @@ from time import perf_counter
 import torch
 
 from loraplex.adapters.checkpoint import read_config
+from loraplex.adapters.errors import AdapterMismatch
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.errors import AdapterUnfit, EngineError, RequestFailed, RequestRefused
 from loraplex.engine.protocol import Sampling, SelfTest, ServiceTier, Submit, Verified, Verify
@@ -104,7 +105,10 @@ class Verifier:
         folder = await asyncio.to_thread(model.folder, asked.adapter)
         config, _ = await asyncio.to_thread(read_config, folder)
         prompts = make_prompts(config, model.vocab_size, model.max_model_len)
-        weights = await asyncio.to_thread(model.load, asked.adapter)
+        try:
+            weights = await asyncio.to_thread(model.load, asked.adapter)
+        except AdapterMismatch as error:
+            return _report(unfit(str(error)), None, started)
         # A step that breaks fails all of its requests, so the adapter's first is no such step.
         await self._dense.try_out(weights, prompts[-1])
         try:
@@ -149,7 +153,7 @@ class Verifier:
         note = ""
         if asked.may_use_peft:
             try:
-                checked = await self._peft.judge(folder, served)
+                checked = await self._peft.judge(folder, served, weights.vocab_size)
                 return _Judgement(checked.positions, checked.versions, is_peft=True)
             except OracleUnavailable as error:
                 _log.warning("adapter %s is not tested with PEFT: %s", asked.adapter, error)

@@ -298,6 +298,14 @@ class PriceView(View):
         )
 
 
+class DetailView(BaseModel):
+    """One reason to refuse an adapter."""
+
+    field: str
+    value: str
+    reason: str
+
+
 class ProblemView(BaseModel):
     """An error, as RFC 9457 has it."""
 
@@ -309,3 +317,4 @@ class ProblemView(BaseModel):
     code: str
     param: str | None
     problems: list[str] | None = None
+    details: list[DetailView] | None = None

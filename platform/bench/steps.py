@@ -8,8 +8,9 @@ from time import perf_counter
 
 import torch
 
+from loraplex.adapters.effects import LoraPair
 from loraplex.adapters.spec import AdapterKey
-from loraplex.adapters.weights import AdapterWeights, LoraPair
+from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.model import LoadedModel, load_model
 from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
 from loraplex.engine.runner import ModelRunner

@@ -9,11 +9,11 @@ from tests.engine.packed_greedy import Request
 from torch import Tensor, nn
 
 from loraplex.adapters import weights
-from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.model import LoadedModel
 
 NUM_TOKENS = 5
 MIN_MARGIN = 1e-4  # between the two largest logits: below it float32 may choose either
@@ -46,12 +46,13 @@ def generate_alone(model: nn.Module, prompt: tuple[int, ...]) -> Alone:
     return Alone(prompt, tokens, torch.stack(logits))
 
 
-def alone_with_margin(model: nn.Module, length: int) -> Alone:
-    """The first random prompt of this length whose continuation rounding cannot change."""
+def alone_with_margin(model: nn.Module, length: int, last: tuple[int, ...] = ()) -> Alone:
+    """The first random prompt of this length whose continuation rounding cannot change; ``last``
+    comes after it."""
     generator = torch.Generator().manual_seed(length)
     while True:
         prompt = tuple(torch.randint(2, 320, (length,), generator=generator).tolist())
-        alone = generate_alone(model, prompt)
+        alone = generate_alone(model, (*prompt, *last))
         if alone.margin > MIN_MARGIN:
             return alone
 
@@ -71,17 +72,19 @@ def relative_error(request: Request, alone: Alone) -> float:
 
 
 def load_adapters(
-    base: BaseShapes,
-    adapter_folders: Mapping[str, Path],
-    store: AdapterStore,
-    device: str = "cpu",
+    model: LoadedModel, adapter_folders: Mapping[str, Path], store: AdapterStore
 ) -> dict[AdapterKey, AdapterWeights]:
     """Through validation and the store, as an upload goes; keyed by the adapter's name."""
     loaded = {}
     for name, folder in adapter_folders.items():
-        checkpoint = inspect(folder, base)
+        checkpoint = inspect(folder, model.shapes)
         store.put(checkpoint)
         loaded[AdapterKey("tenant", name)] = weights.load(
-            store, checkpoint.digest, base, dtype=torch.float32, device=device
+            store,
+            checkpoint.digest,
+            model.shapes,
+            model.weights,
+            dtype=model.dtype,
+            device=model.device,
         )
     return loaded

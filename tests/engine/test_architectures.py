@@ -84,7 +84,7 @@ def test_adapters_on_each_kind_of_linear_layer_equal_peft_alone(
         for seed, (adapter, config) in enumerate(adapters.items())
     }
     runner = make_runner(folder, cpu_lora=compiled_lora)
-    loaded = load_adapters(runner.shapes, folders, AdapterStore(tmp_path / "store"))
+    loaded = load_adapters(runner.model, folders, AdapterStore(tmp_path / "store"))
     loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
     alone, requests = {}, []
     for adapter, path in {**folders, "base": None}.items():

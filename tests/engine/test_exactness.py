@@ -113,7 +113,7 @@ def test_each_adapter_of_a_mixed_batch_equals_peft_alone(
     cpu_lora: CpuLora | None,
 ) -> None:
     runner = make_runner(model_folder, 4, cpu_lora)
-    loaded = load_adapters(runner.shapes, adapter_folders, AdapterStore(tmp_path))
+    loaded = load_adapters(runner.model, adapter_folders, AdapterStore(tmp_path))
     loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
     alone, requests = {}, []
     for name, folder in {**adapter_folders, BASE: None}.items():
@@ -154,7 +154,7 @@ def test_to_overlook_a_field_of_an_adapter_shows_in_the_output(
     name, changes = OVERLOOKED[field]
     folders = {name: adapter_folders[name]}
     runner = make_runner(model_folder, 4)
-    ((key, right),) = load_adapters(runner.shapes, folders, AdapterStore(tmp_path)).items()
+    ((key, right),) = load_adapters(runner.model, folders, AdapterStore(tmp_path)).items()
     config, _ = read_config(adapter_folders[name])
     seen = replace(config, **changes)
     scale_of = scales(seen, ranks(seen, right.pairs))

@@ -53,7 +53,7 @@ def adapters(runner: ModelRunner, tmp_path: Path) -> dict[AdapterKey, AdapterWei
         name: tiny_models.save_adapter(tmp_path / name, model, seed, **config)
         for seed, (name, config) in enumerate(ADAPTERS.items())
     }
-    return load_adapters(runner.shapes, folders, AdapterStore(tmp_path / "store"))
+    return load_adapters(runner.model, folders, AdapterStore(tmp_path / "store"))
 
 
 def test_located_adapters_compute_what_others_do(

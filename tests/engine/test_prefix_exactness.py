@@ -87,7 +87,7 @@ def test_the_same_prompt_on_each_adapter_and_of_each_tenant_equals_peft_alone(
         for seed, name in enumerate(("red", "blue"))
     }
     runner = make_runner(folder)
-    adapters = load_adapters(runner.shapes, folders, AdapterStore(tmp_path / "store"))
+    adapters = load_adapters(runner.model, folders, AdapterStore(tmp_path / "store"))
     models = {
         name: tiny_models.load_reference(folder, path)
         for name, path in {**folders, None: None}.items()

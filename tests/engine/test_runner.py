@@ -11,8 +11,9 @@ import torch
 from tests import tiny_models
 from tests.engine.packed_greedy import GREEDY, plan_of
 
+from loraplex.adapters.effects import LoraPair
 from loraplex.adapters.spec import AdapterKey
-from loraplex.adapters.weights import AdapterWeights, LoraPair
+from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.lora_linear import LoraLinear
 from loraplex.engine.model import LoadedModel, load_model

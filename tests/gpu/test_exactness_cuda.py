@@ -31,7 +31,7 @@ def test_each_adapter_of_a_mixed_batch_equals_peft_alone(tmp_path: Path, config:
     }
     loaded_model = load_model(ModelConfig(model, "tiny", "cuda", "float32"))
     runner = ModelRunner(loaded_model, num_blocks=100, block_size=4)
-    loaded = load_adapters(runner.shapes, folders, AdapterStore(tmp_path / "store"), device="cuda")
+    loaded = load_adapters(runner.model, folders, AdapterStore(tmp_path / "store"))
     alone, requests = {}, []
     for name, folder in {**folders, "base": None}.items():
         adapter = None if folder is None else AdapterKey("tenant", name)

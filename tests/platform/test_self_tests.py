@@ -7,13 +7,14 @@ import httpx
 import pytest
 from msgspec import structs
 from tests.adapters import build
-from tests.platform.conftest import Gateway
+from tests.platform.conftest import NOW, Gateway
 from tests.platform.scripted_engine import PASSED
 from tests.platform.test_uploads import files_of
 
 from loraplex.adapters.checkpoint import inspect
 from loraplex.platform.settings import Settings
 from loraplex.tenants import directory
+from loraplex.tenants.audit import Act
 
 DIFFERS = structs.replace(
     PASSED,
@@ -67,7 +68,9 @@ async def test_the_test_is_the_work_of_the_adapters_tenant(
 ) -> None:
     tenant = gateway.tenant
     async with gateway.resources.database.session() as session:
-        await directory.change(session, tenant.id, 2.5, tenant.limits)
+        await directory.change(
+            session, Act("test", NOW), tenant.id, directory.TenantChange(weight=2.5)
+        )
     await upload(gateway, tmp_path)
     (asked,) = gateway.engine.verified
     digest = inspect(tmp_path / "mine", build.base()).digest

@@ -37,6 +37,7 @@ from loraplex.engine.self_test.metrics import SelfTestMetrics
 from loraplex.engine.self_test.peft_oracle import PeftOracle, PeftSubject
 from loraplex.engine.self_test.served import ServedPath
 from loraplex.engine.self_test.verifier import VerifiedModel, Verifier
+from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
 from loraplex.engine.transcript import Transcript
 from loraplex.engine.transfers import Transfers
@@ -59,22 +60,16 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spoiled:
-    """An `AdapterSource`: the adapters of a store, or what becomes of them."""
+class _Spoiled(StoredAdapters):
+    """The adapters of a store, or what becomes of them on the served path."""
 
-    store: AdapterStore
-    runner: ModelRunner
     spoil: Callable[[AdapterWeights], AdapterWeights]
-
-    def read(self, digest: str) -> VerifiedAdapter:
-        return weights.read(self.store, digest, self.runner.shapes)
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]
     ) -> AdapterWeights:
-        placed = weights.place(
-            on_host, dtype=self.runner.model.dtype, device="cpu", on_layer=on_layer
-        )
+        model = self.runner.model
+        placed = weights.place(on_host, dtype=model.dtype, device="cpu", on_layer=on_layer)
         return self.runner.locate(self.spoil(placed))
 
 
@@ -89,17 +84,15 @@ class World:
         self.registry = CollectorRegistry()
         self.scheduler = _scheduler(model, self.residency, options)
 
-        def load(digest: str) -> AdapterWeights:
-            return weights.load(store, digest, model.shapes, dtype=model.dtype, device="cpu")
-
-        self.transfers = Transfers(_Spoiled(store, runner, options.spoil), self.mailbox.wake)
+        adapters = _Spoiled(store, runner, options.spoil)
+        self.transfers = Transfers(adapters, self.mailbox.wake)
         self.engine = Engine(
             self.mailbox,
             self.scheduler,
             self.residency,
             self.transfers,
             runner,
-            lambda digest: store.sizes(digest).num_elements * model.dtype.itemsize,
+            lambda digest: adapters.read(digest).layout.num_bytes(model.dtype.itemsize),
             monotonic,
         )
         subject = PeftSubject(model.path, model.config.dtype, 1_000_000, threads=1)
@@ -107,7 +100,11 @@ class World:
         self.served = ServedPath(self.mailbox.put)
         self.verifier = Verifier(
             VerifiedModel(
-                model.vocab_size, model.max_model_len, model.config.dtype, load, store.open
+                model.vocab_size,
+                model.max_model_len,
+                model.config.dtype,
+                adapters.plain,
+                store.open,
             ),
             self.served,
             DenseReference(model, self.mailbox.put_aside),

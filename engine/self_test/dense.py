@@ -7,6 +7,7 @@ is all that makes many requests one batch: paged attention, the layout of rows, 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -92,4 +93,5 @@ class DenseReference:
 
 def _rows(length: int, start: int, weights: AdapterWeights | None) -> LoraRows:
     """Rows of one sequence, on which the adapter acts from ``start`` on."""
-    return LoraRows.of(length, [] if weights is None else [AdapterRows(start, length, weights)])
+    rows = [] if weights is None else [AdapterRows(start, length, weights)]
+    return replace(LoraRows.of(length, rows), is_plain=True)

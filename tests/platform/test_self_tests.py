@@ -12,6 +12,8 @@ from tests.platform.scripted_engine import PASSED
 from tests.platform.test_uploads import files_of
 
 from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.errors import AdapterMissing
+from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.settings import Settings
 from loraplex.tenants import directory
 from loraplex.tenants.audit import Act
@@ -35,11 +37,21 @@ def settings(tmp_path: Path, gateway_database_url: str, self_test: str) -> Setti
     return Settings(data_dir=tmp_path, database_url=gateway_database_url, self_test=self_test)
 
 
-async def upload(gateway: Gateway, tmp_path: Path) -> httpx.Response:
+async def upload(
+    gateway: Gateway, tmp_path: Path, headers: dict[str, str] | None = None
+) -> httpx.Response:
     folder = build.save(tmp_path / "mine")
     return await gateway.client.post(
-        "/v1/adapters", data={"name": "support"}, files=files_of(folder)
+        "/v1/adapters", data={"name": "support"}, files=files_of(folder), headers=headers
     )
+
+
+def is_stored(gateway: Gateway, digest: str) -> bool:
+    try:
+        AdapterStore(gateway.resources.settings.adapters_dir).open(digest)
+    except AdapterMissing:
+        return False
+    return True
 
 
 async def listed(gateway: Gateway) -> list[dict]:
@@ -90,6 +102,25 @@ async def test_an_adapter_that_is_served_wrong_is_refused_with_the_numbers(
     for part in ("0.25", "0.001", "token 3 after test prompt 1"):
         assert part in problem
     assert await listed(gateway) == []
+
+
+async def test_the_bytes_of_what_is_refused_are_kept_nowhere(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    gateway.engine.self_test = DIFFERS
+    await upload(gateway, tmp_path)
+    digest = inspect(tmp_path / "mine", build.base()).digest
+    assert not is_stored(gateway, digest)
+    assert gateway.engine.dropped == [(gateway.tenant.id, digest)]
+
+
+async def test_bytes_that_another_version_has_are_kept(gateway: Gateway, tmp_path: Path) -> None:
+    await upload(gateway, tmp_path)
+    _, key = await gateway.make_tenant("other")
+    gateway.engine.self_test = DIFFERS
+    refused = await upload(gateway, tmp_path, headers={"authorization": f"Bearer {key}"})
+    assert refused.status_code == 400
+    assert is_stored(gateway, inspect(tmp_path / "mine", build.base()).digest)
 
 
 async def test_an_adapter_that_no_worker_can_test_is_not_published(

@@ -46,7 +46,6 @@ def check(model_folder: str, dtype: str, asked: Check) -> Checked:
     base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         model_folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
     )
-    base.eval()
     base_logits = [_logits(base, *drawn) for drawn in asked.drawn]
     if asked.vocab_size is not None:
         base.resize_token_embeddings(asked.vocab_size, mean_resizing=False)

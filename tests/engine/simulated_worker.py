@@ -88,6 +88,7 @@ class SimulatedWorker:
             self.mailbox, welcome, security, lambda: "steps_total 1\n", self._verify
         )
         self.tests_begun: asyncio.Queue[Verify] = asyncio.Queue()
+        self.test_ended = asyncio.Event()
         self.reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self.asyncio_loop = asyncio.get_running_loop()
         self.loop = EngineLoop(self.engine, self.mailbox, self._publish)
@@ -107,9 +108,12 @@ class SimulatedWorker:
         self.reports.put_nowait(report)
 
     async def _verify(self, asked: Verify) -> Verified:
-        """Begins and never ends."""
+        """Begins, and ends only by being ended."""
         self.tests_begun.put_nowait(asked)
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.test_ended.set()
         raise AssertionError
 
     def _load(self, digest: str) -> object:

@@ -18,6 +18,7 @@ from loraplex.engine.client_events import (
     rejection_of,
 )
 from loraplex.engine.client_port import EngineClient
+from loraplex.engine.client_queries import QUERY_TIMEOUT_S, Queries
 from loraplex.engine.errors import (
     EngineError,
     EngineNotReached,
@@ -33,7 +34,6 @@ from loraplex.engine.frames import (
     parse_address,
     read_frame,
 )
-from loraplex.engine.pending import PendingQuestions
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -41,7 +41,6 @@ from loraplex.engine.protocol import (
     Explained,
     Finished,
     Hello,
-    MetricsQuery,
     MetricsText,
     ModelInfo,
     SelfTest,
@@ -54,6 +53,7 @@ from loraplex.engine.protocol import (
     Why,
     WorkerMessage,
 )
+from loraplex.engine.residency_protocol import Pins, ResidencyReport
 
 __all__ = [
     "Address",
@@ -67,12 +67,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-QUERY_TIMEOUT_S = 1.0
-VERIFY_TIMEOUT_S = 240.0
-"""For a test and those before it. One takes seconds, and at most a minute or two."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
 MAX_KEPT_ENDINGS = 4096
-_GONE = "the worker went away"
 
 
 class StreamClient:
@@ -90,8 +86,9 @@ class StreamClient:
         self._was_connected = False
         self._open: dict[str, OpenRequest] = {}
         self._endings: OrderedDict[str, Finished] = OrderedDict()
-        self._metrics: PendingQuestions[str] = PendingQuestions()
-        self._verifications: PendingQuestions[SelfTest] = PendingQuestions()
+        self._queries = Queries(self._send)
+        self._pins: Pins | None = None
+        """For each worker that connects."""
         self._drops: dict[Drop, None] = {}
         """What no worker has been told yet."""
         self._task: asyncio.Task[None] | None = None
@@ -180,14 +177,18 @@ class StreamClient:
         else:
             self._send(drop)
 
+    def pin(self, pins: Pins) -> None:
+        """See EngineClient."""
+        self._pins = pins
+        self._send(pins)
+
     async def metrics(self) -> str:
         """See EngineClient."""
-        try:
-            return await self._metrics.ask(
-                lambda query_id: self._send(MetricsQuery(query_id)), QUERY_TIMEOUT_S
-            )
-        except (TimeoutError, EngineUnavailable):
-            return ""
+        return await self._queries.metrics()
+
+    async def residency(self) -> ResidencyReport | None:
+        """See EngineClient."""
+        return await self._queries.residency()
 
     async def verify(
         self, tenant: str, adapter: str, weight: float = 1.0, *, may_use_peft: bool = True
@@ -196,21 +197,14 @@ class StreamClient:
         if self._writer is None:
             raise EngineNotReached("no worker is connected; retry in a moment")
 
-        def send(query_id: int) -> None:
-            self._send(
-                Verify(
-                    query_id=query_id,
-                    tenant=tenant,
-                    adapter=adapter,
-                    weight=weight,
-                    may_use_peft=may_use_peft,
-                )
-            )
-
-        try:
-            return await self._verifications.ask(send, VERIFY_TIMEOUT_S)
-        except TimeoutError:
-            raise EngineUnavailable("the worker did not test the adapter in time") from None
+        asked = Verify(
+            query_id=0,
+            tenant=tenant,
+            adapter=adapter,
+            weight=weight,
+            may_use_peft=may_use_peft,
+        )
+        return await self._queries.verify(asked)
 
     def _send(self, message: object) -> None:
         if self._writer is not None:
@@ -271,12 +265,8 @@ class StreamClient:
                     self._greet(welcome, writer)
                 case StepFrame() as frame:
                     self._take(frame)
-                case MetricsText(query_id, text):
-                    self._metrics.answer(query_id, text)
-                case Verified(query_id=query_id, report=None, message=message):
-                    self._verifications.fail(query_id, EngineUnavailable(message))
-                case Verified(query_id=query_id, report=SelfTest() as report):
-                    self._verifications.answer(query_id, report)
+                case MetricsText() | ResidencyReport() | Verified() as answer:
+                    self._queries.take(answer)
 
     def _greet(self, welcome: Welcome, writer: StreamWriter) -> None:
         if welcome.protocol != PROTOCOL_VERSION:
@@ -289,6 +279,8 @@ class StreamClient:
         self._told = ""
         self._was_connected = True
         self._connected.set()
+        if self._pins is not None:
+            self._send(self._pins)
         for drop in self._drops:
             self._send(drop)
         self._drops.clear()
@@ -347,6 +339,5 @@ class StreamClient:
         self._writer = None
         self._connected.clear()
         for request_id in list(self._open):
-            self._end(request_id, EngineUnavailable(_GONE), None)
-        self._metrics.fail_all(EngineUnavailable(_GONE))
-        self._verifications.fail_all(EngineUnavailable(_GONE))
+            self._end(request_id, EngineUnavailable("the worker went away"), None)
+        self._queries.lose()

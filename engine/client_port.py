@@ -3,14 +3,8 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from loraplex.engine.protocol import (
-    Explained,
-    Finished,
-    ModelInfo,
-    SelfTest,
-    Submit,
-    Tokens,
-)
+from loraplex.engine.protocol import Explained, Finished, ModelInfo, SelfTest, Submit, Tokens
+from loraplex.engine.residency_protocol import Pins, ResidencyReport
 
 
 class EngineClient(Protocol):
@@ -50,12 +44,22 @@ class EngineClient(Protocol):
         ...
 
     def drop(self, tenant: str, adapter: str) -> None:
-        """Let the worker free what an adapter takes (`Drop`): the one that is connected, or the
+        """Let the worker free what an adapter takes (`Drop`): this one, or the one connected
         next."""
+        ...
+
+    def pin(self, pins: Pins) -> None:
+        """Let the worker keep these promises (`Pins`): this one, and each that connects from now
+        on."""
         ...
 
     async def metrics(self) -> str:
         """The worker's metrics as Prometheus text; empty if it does not answer within a second."""
+        ...
+
+    async def residency(self) -> ResidencyReport | None:
+        """Which adapters are where in the worker's memory; None if it does not answer within a
+        second."""
         ...
 
     async def verify(

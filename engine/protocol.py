@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport
+
 PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
@@ -130,7 +132,7 @@ class Verify(msgspec.Struct, frozen=True, tag="verify", kw_only=True):
     """False compares with the engine's own plain computation alone."""
 
 
-GatewayMessage = Hello | Submit | Abort | Why | Drop | MetricsQuery | Verify
+GatewayMessage = Hello | Submit | Abort | Why | Drop | Pins | MetricsQuery | ResidencyQuery | Verify
 
 
 class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,4 +329,4 @@ class Verified(msgspec.Struct, frozen=True, tag="verified", kw_only=True):
     """Why there is no report."""
 
 
-WorkerMessage = Welcome | StepFrame | MetricsText | Verified
+WorkerMessage = Welcome | StepFrame | MetricsText | ResidencyReport | Verified

@@ -3,9 +3,7 @@
 import msgspec
 
 from loraplex.adapters.errors import CheckpointInvalid, Problem
-from loraplex.adapters.registry.storage_use import remove_unnamed
 from loraplex.engine.protocol import SelfTest
-from loraplex.platform.adapter_bytes import removal
 from loraplex.platform.services import Resources
 from loraplex.tenants import directory
 
@@ -14,8 +12,8 @@ async def tested(resources: Resources, tenant_id: str, digest: str) -> str | Non
     """Have a stored adapter tested as the settings say; return what is kept of it, as JSON, or None
     if no test is to be made.
 
-    Raises CheckpointInvalid with the numbers if the adapter is not served as it should be; then its
-    bytes go, unless another version has them. Raises EngineUnavailable where no worker can tell.
+    Raises CheckpointInvalid with the numbers if the adapter is not served as it should be, and
+    EngineUnavailable where no worker can tell.
     """
     mode = resources.settings.self_test
     if mode == "off":
@@ -27,8 +25,6 @@ async def tested(resources: Resources, tenant_id: str, digest: str) -> str | Non
     )
     if not report.passed:
         resources.engine.drop(tenant_id, digest)
-        async with resources.database.session() as write:
-            await remove_unnamed(write, digest, removal(resources.settings))
         raise CheckpointInvalid((_problem(report),))
     return msgspec.json.encode(report).decode()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from tests.platform.scripted_engine import PASSED, explained
+from tests.platform.scripted_engine import PASSED, explained, residency_report
 
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.errors import (
@@ -26,6 +26,7 @@ from loraplex.engine.protocol import (
     Finished,
     FinishReason,
     GatewayMessage,
+    Hello,
     MetricsQuery,
     MetricsText,
     ModelInfo,
@@ -41,6 +42,7 @@ from loraplex.engine.protocol import (
     Welcome,
     Why,
 )
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery
 
 
 class ScriptedWorker:
@@ -52,6 +54,7 @@ class ScriptedWorker:
         self.self_test: SelfTest | str | None = PASSED
         self.verified: list[Verify] = []
         self.dropped: list[tuple[str, str]] = []
+        self.pins: Pins | None = None
         self._path = path
         self._model = model
         self._server: asyncio.Server | None = None
@@ -176,11 +179,22 @@ class ScriptedWorker:
                 self.aborted.append(request_id)
                 if request_id in self._submits:
                     self.finish(request_id, "abort")
+            case Drop(tenant, adapter):
+                self.dropped.append((tenant, adapter))
+            case Pins() as pins:
+                self.pins = pins
+            case Hello():
+                self._send(Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=self._model))
+            case _:
+                self._reply(message)
+
+    def _reply(self, message: GatewayMessage) -> None:
+        match message:
             case Why(request_id):
                 answer = StepFrame(epoch="e", step=0, explained=(explained(request_id),))
                 self._send(answer)
-            case Drop(tenant, adapter):
-                self.dropped.append((tenant, adapter))
+            case ResidencyQuery(query_id):
+                self._send(residency_report(query_id))
             case MetricsQuery(query_id):
                 self._send(MetricsText(query_id, "worker_steps_total 1\n"))
             case Verify(query_id=query_id):
@@ -190,5 +204,3 @@ class ScriptedWorker:
                     self._send(Verified(query_id=query_id, report=None, message=found))
                 elif found is not None:
                     self._send(Verified(query_id=query_id, report=found))
-            case _:
-                self._send(Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=self._model))

@@ -131,6 +131,7 @@ async def test_an_adapter_that_no_worker_can_test_is_not_published(
     assert response.status_code == 503
     assert response.json()["error"]["message"] == "the worker is too busy; try again later"
     assert await listed(gateway) == []
+    assert not is_stored(gateway, inspect(tmp_path / "mine", build.base()).digest)
     gateway.engine.self_test = PASSED
     assert (await upload(gateway, tmp_path)).status_code == 201
 

@@ -1,0 +1,72 @@
+"""Questions of a gateway to the worker as a whole, and what came back."""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from msgspec import structs
+
+from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.protocol import MetricsQuery, MetricsText, SelfTest, Verified, Verify
+from loraplex.engine.residency_protocol import ResidencyQuery, ResidencyReport
+
+QUERY_TIMEOUT_S = 1.0
+VERIFY_TIMEOUT_S = 240.0
+"""For a test and those before it. One takes seconds, and at most a minute or two."""
+
+Answer = MetricsText | ResidencyReport | Verified
+
+
+class Queries:
+    """Questions that are open. Belongs to one event loop."""
+
+    def __init__(self, send: Callable[[object], None]) -> None:
+        """`send` writes a message to the worker, if there is one."""
+        self._send = send
+        self._open: dict[int, asyncio.Future[Answer | None]] = {}
+        self._ids = itertools.count()
+
+    async def metrics(self) -> str:
+        """See `EngineClient.metrics`."""
+        answer = await self._ask(MetricsQuery, QUERY_TIMEOUT_S)
+        return answer.text if isinstance(answer, MetricsText) else ""
+
+    async def residency(self) -> ResidencyReport | None:
+        """See `EngineClient.residency`."""
+        answer = await self._ask(ResidencyQuery, QUERY_TIMEOUT_S)
+        return answer if isinstance(answer, ResidencyReport) else None
+
+    async def verify(self, asked: Verify) -> SelfTest:
+        """See `EngineClient.verify`; `asked` gets a number of its own."""
+        answer = await self._ask(
+            lambda query_id: structs.replace(asked, query_id=query_id), VERIFY_TIMEOUT_S
+        )
+        if not isinstance(answer, Verified):
+            raise EngineUnavailable("the worker went away, or did not test the adapter in time")
+        if answer.report is None:
+            raise EngineUnavailable(answer.message)
+        return answer.report
+
+    def take(self, answer: Answer) -> None:
+        """Hand an answer to whoever asked, if that one still waits."""
+        query = self._open.get(answer.query_id)
+        if query is not None and not query.done():
+            query.set_result(answer)
+
+    def lose(self) -> None:
+        """Nobody will answer any more."""
+        for query in self._open.values():
+            if not query.done():
+                query.set_result(None)
+
+    async def _ask(self, ask: Callable[[int], object], timeout_s: float) -> Answer | None:
+        query_id = next(self._ids)
+        answer = self._open[query_id] = asyncio.get_running_loop().create_future()
+        self._send(ask(query_id))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._open[query_id]

@@ -109,9 +109,18 @@ def list_(
         print_json(asdict(version) for version in versions)
         return
     print_table(
-        ("MODEL", "VERSION", "RANK", "BYTES", "BASE MODEL", "CREATED", "DIGEST"),
+        ("MODEL", "VERSION", "RANK", "BYTES", "BASE MODEL", "CREATED", "SELF-TEST", "DIGEST"),
         (
-            (v.model, v.version, v.rank, v.num_bytes, v.base_model, v.created_at, v.digest)
+            (
+                v.model,
+                v.version,
+                v.rank,
+                v.num_bytes,
+                v.base_model,
+                v.created_at,
+                "not run" if v.self_test is None else f"passed ({v.self_test['method']})",
+                v.digest,
+            )
             for v in versions
         ),
         empty=f"The tenant has no adapters; add one with: loraplex adapter push {tenant}/NAME DIR",

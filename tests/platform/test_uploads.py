@@ -77,7 +77,7 @@ async def test_an_uploaded_adapter_is_callable_at_once(gateway: Gateway, checkpo
         "deletion": None,
         "retired_at": None,
         "deleted_at": None,
-        "self_test": None,
+        "self_test": response.json()["self_test"],
     }
     answer = await gateway.chat(model="acme/support")
     assert answer.headers["x-loraplex-model"] == "acme/support@1"

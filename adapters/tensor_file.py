@@ -21,7 +21,7 @@ MAX_HEADER_BYTES = 16 * 1024 * 1024
 _MAX_DIMENSIONS = 8
 _MAX_SIZE = (1 << 63) - 1
 """Of a dimension: digests have 64 bits for it."""
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 128 * 1024  # what is computed of a chunk finds it in the cache still
 _ITEM_BYTES = MappingProxyType(
     {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4}
     | {"BF16": 2, "F16": 2, "I16": 2, "U16": 2}

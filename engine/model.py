@@ -30,7 +30,6 @@ from loraplex.engine.config import ModelConfig
 from loraplex.engine.errors import ModelUnsupported
 from loraplex.engine.lora_linear import LoraBatch
 from loraplex.engine.memory import free_host_bytes, require_model_fits
-from loraplex.engine.parameter_probe import ParameterProbe
 from loraplex.engine.model_files import (
     check_folder,
     local_folder,
@@ -38,6 +37,7 @@ from loraplex.engine.model_files import (
     own_dtype,
     read_config,
 )
+from loraplex.engine.parameter_probe import ParameterProbe
 from loraplex.engine.tokenizer_files import TokenizerFiles, read_tokenizer
 from loraplex.kernels.attention import Scoring
 

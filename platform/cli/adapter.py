@@ -58,7 +58,7 @@ def push(
         raise typer.BadParameter(f"{name!r} is not of the form TENANT/NAME.")
 
     async def work(context: CommandContext) -> "tuple[PublishedVersion, str, bool]":
-        from loraplex.adapters.registry import registry
+        from loraplex.adapters.registry import registry, resolution
         from loraplex.tenants import directory as tenants
 
         async with context.database.reader() as session:
@@ -67,7 +67,7 @@ def push(
         async with context.database.session() as session:
             before = await registry.list_versions(session, owner.id)
             version = await registry.publish(session, owner.id, publication, context.now)
-            served = await registry.resolve(session, owner.id, name, publication.base_model)
+            served = await resolution.resolve(session, owner.id, name, publication.base_model)
             return version, served.name, version in before
 
     version, served, was_there = run(work, data_dir, database_url)

@@ -3,6 +3,7 @@ import warnings
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -38,21 +39,27 @@ def stored(tmp_path, store):
     return put
 
 
-class NoWeights:
-    """Of a base model that no adapter here asks anything."""
+class Weights:
+    """A base model's, by path of module."""
+
+    def __init__(self, weights=None, biases=None, transposed=()):
+        self._weights = weights or {}
+        self._biases = biases or {}
+        self._transposed = transposed
 
     def weight(self, path):
-        raise AssertionError(path)
+        return self._weights[path]
 
     def bias(self, path):
-        raise AssertionError(path)
+        return self._biases.get(path)
 
     def is_transposed(self, path):
-        return False
+        return path in self._transposed
 
 
-def load_plain(store, digest, dtype=torch.float32, base=None):
-    return load(store, digest, base or build.base(), NoWeights(), dtype=dtype, device="cpu")
+def load_plain(store, digest, dtype=torch.float32, base=None, weights=None):
+    base = base or build.base()
+    return load(store, digest, base, weights or Weights(), dtype=dtype, device="cpu")
 
 
 def test_pairs_are_the_tensors_of_the_file(store, stored):
@@ -209,3 +216,62 @@ def test_modules_ranks_scales_and_weights_are_those_of_peft(tmp_path, store, mod
         assert pairs[module].scale == pytest.approx(layer.scaling["default"], rel=1e-15)
         assert torch.equal(pairs[module].a, layer.lora_A["default"].weight)
         assert torch.equal(pairs[module].b, layer.lora_B["default"].weight)
+
+
+HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
+TABLE = np.random.default_rng(9).standard_normal((7, build.IN)).astype(np.float32)
+ON_HEAD = {"target_modules": ["q_proj", "lm_head"]}
+
+
+def with_head(**copies):
+    """Pairs of all targets and of the tied head, and copies of the base's weight."""
+    head = build.pair(HEAD)
+    head[f"base_model.model.{HEAD}.lora_B.weight"] = np.ones((7, 2), np.float32)
+    named = {f"base_model.model.{HEAD}.{name}.weight": copy for name, copy in copies.items()}
+    return {**build.tensors(), **head, **named}
+
+
+@pytest.mark.parametrize("served", [torch.float32, torch.bfloat16])
+def test_a_copy_of_the_bases_weight_is_dropped_if_it_is_the_same(store, stored, served):
+    digest = stored(ON_HEAD, with_head(base_layer=TABLE))
+    base = Weights({HEAD: torch.from_numpy(TABLE).to(served)})
+    weights = load_plain(store, digest, served, weights=base)
+    assert not weights.effects
+    assert weights.num_bytes == (28 + 2 * build.IN + 7 * 2) * served.itemsize
+
+
+def test_a_copy_that_was_rounded_from_the_bases_weight_is_the_same(store, stored):
+    digest = stored(ON_HEAD, with_head(base_layer=TABLE.astype(np.float16)))
+    base = Weights({HEAD: torch.from_numpy(TABLE)})
+    assert not load_plain(store, digest, weights=base).effects
+
+
+def test_a_copy_of_another_bases_weight_is_a_mismatch_that_names_the_tensor(store, stored):
+    other = TABLE.copy()
+    other[3] += 1
+    digest = stored(ON_HEAD, with_head(base_layer=other))
+    reason = r"lm_head\.base_layer\.weight.* in 1 of 7 rows"
+    with pytest.raises(AdapterMismatch, match=reason):
+        load_plain(store, digest, weights=Weights({HEAD: torch.from_numpy(TABLE)}))
+
+
+def test_a_saved_weight_that_lies_the_other_way_round_is_a_mismatch(store, stored):
+    content = build.pair(Q0) | {
+        f"base_model.model.{Q1}.weight": np.ones((build.IN, build.OUT), np.float32)
+    }
+    config = {"target_modules": ["layers.0.self_attn.q_proj"], "modules_to_save": [Q1]}
+    digest = stored(config, content)
+    with pytest.raises(AdapterMismatch, match="the other way round"):
+        load_plain(store, digest)
+    weights = load_plain(store, digest, weights=Weights(transposed={Q1}))
+    assert weights.effects[Q1].weight.shape == (build.OUT, build.IN)
+
+
+def test_two_values_of_what_is_tied_are_a_mismatch(store, stored):
+    content = build.tensors() | {
+        f"base_model.model.{HEAD}.weight": TABLE,
+        f"base_model.model.{EMBEDDING}.weight": TABLE + 1,
+    }
+    config = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
+    with pytest.raises(AdapterMismatch, match="to which it is tied"):
+        load_plain(store, stored(config, content))

@@ -75,7 +75,7 @@ def test_what_belongs_together_is_accepted(check, config, more):
         (
             {"use_dora": True},
             MAGNITUDES | under(Q0, lora_magnitude_vector=tensor(OUT + 1)),
-            r"(4,): the base model and rank 2 need the shape (3,)",
+            r"(4,): the base model needs the shape (3,)",
         ),
         ({}, BIASES_OF_B, "has lora_B_bias, but lora_bias is false"),
         ({"lora_bias": True}, {}, "has no lora_B_bias, which lora_bias asks for"),

@@ -136,6 +136,11 @@ async def test_an_adapter_is_refused_with_all_problems_at_once(
     for problem, word in zip(error["problems"], ("use_qalora", "zzz", "stray"), strict=True):
         assert word in problem
         assert problem in error["message"]
+    assert error["details"][0] == {
+        "field": "use_qalora",
+        "value": "True",
+        "reason": "QALoRA is not served",
+    }
     assert (await gateway.client.get("/v1/adapters")).json()["data"] == []
     assert leftovers(gateway) == []
 

@@ -59,8 +59,9 @@ class BaseShapes:
     """Module path to length of each bias that is added to what the module makes: of linear layers
     and of norms. A worker tells them; headers do not."""
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """Parameter path to shape, of layers of experts that keep all experts in one parameter; a
-    worker tells them too."""
+    """Parameter path to (experts, out, in), of layers that keep all experts in one parameter, or to
+    (out, in), of routers that are no linear layers; a module's own in its order. A worker tells
+    them too."""
 
     @classmethod
     def read(cls, model_dir: Path) -> Self:

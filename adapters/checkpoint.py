@@ -4,31 +4,36 @@ A checkpoint is what PEFT's `save_pretrained` writes: adapter_config.json beside
 adapter_model.safetensors. What its tensors are says `claims.py`, whether they fit `fit.py`.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-import numpy as np
-
-from loraplex.adapters import fit, targets
+from loraplex.adapters import fit, targets, twins
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.claims import Claims, Role, claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.config_reader import MAX_CONFIG_BYTES, parse
-from loraplex.adapters.digest import AdapterHash, with_profile
-from loraplex.adapters.errors import CheckpointInvalid, Problem, TensorFileInvalid
+from loraplex.adapters.digest import with_profile
+from loraplex.adapters.errors import (
+    CheckpointInvalid,
+    PatternTimeout,
+    Problem,
+    TensorFileInvalid,
+)
+from loraplex.adapters.limits import Limits
 from loraplex.adapters.profile import PROFILE_FILE
-from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
+from loraplex.adapters.tensor_file import TensorEntry, read_entries
+from loraplex.adapters.values import Values, read_values
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
-MAX_BYTES = 4 * 1024**3
+MAX_PROBLEMS = 200
+"""That one refusal tells; a file may have a hundred thousand tensors."""
 
 _PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-# dtype → numpy's type for its bits, and the mask of its exponent
-_EXPONENT_BITS = MappingProxyType(
-    {"F32": ("<u4", 0x7F800000), "BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00)}
-)
+_NO_LIMITS = Limits()
+_A = (Role.LORA_A, Role.EMBEDDING_A, Role.PARAMETER_A)
+_B = (Role.LORA_B, Role.EMBEDDING_B, Role.PARAMETER_B)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,37 +49,71 @@ class Checkpoint:
     """Tensor bytes as stored."""
     modules: tuple[str, ...]
     """Paths of modules and parameters that it adapts, sorted."""
+    warnings: tuple[str, ...] = ()
+    """What is legal and yet hardly meant."""
 
 
-def inspect(directory: Path, base: BaseShapes) -> Checkpoint:
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What can be said of a checkpoint, valid or not."""
+
+    directory: Path
+    config: AdapterConfig
+    digest: str
+    """Empty where the files cannot be read."""
+    rank: int
+    num_bytes: int
+    modules: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+
+
+def inspect(directory: Path, base: BaseShapes, limits: Limits = _NO_LIMITS) -> Checkpoint:
     """Check the checkpoint in a folder against the base model and compute its digest.
 
     Raises:
         CheckpointInvalid: lists all problems at once.
     """
-    config, in_config = read_config(directory)
-    entries, in_file = _read_tensors(directory)
-    claims, in_names = claim(entries, config, base)
-    # What a config or a file asks for means nothing where it cannot be read.
-    in_shapes = fit.problems(config, claims, base) if entries and not in_config else []
-    digest, in_values = _hash(directory, config, entries)
-    problems = (*in_config, *in_file, *in_names, *in_shapes, *in_values)
-    if problems:
-        raise CheckpointInvalid(problems)
-    adapted = _adapted(claims)
+    report = examine(directory, base, limits)
+    if report.problems:
+        raise CheckpointInvalid(report.problems)
     return Checkpoint(
         directory=directory,
-        config=config,
-        digest=digest,
-        rank=max(targets.ranks(config, adapted).values()),
-        num_bytes=sum(entry.num_bytes for entry in entries),
-        modules=tuple(adapted),
+        config=report.config,
+        digest=report.digest,
+        rank=report.rank,
+        num_bytes=report.num_bytes,
+        modules=report.modules,
+        warnings=report.warnings,
     )
 
 
-def _adapted(claims: Claims) -> list[str]:
-    pairs = {Role.LORA_A, Role.EMBEDDING_A, Role.PARAMETER_A}
-    return sorted(path for path, roles in claims.items() if pairs & roles.keys())
+def examine(directory: Path, base: BaseShapes | None, limits: Limits = _NO_LIMITS) -> Report:
+    """Check a checkpoint as far as can be: without a base model, all that needs none."""
+    config, problems = read_config(directory)
+    is_config_read = not problems
+    entries, in_file = _read_tensors(directory, limits)
+    claims, in_names = claim(entries, config, base)
+    problems += [*in_file, *in_names]
+    # What a config or a file asks for means nothing where it cannot be read.
+    is_read = bool(entries) and is_config_read
+    if is_read and base is not None:
+        problems += _misfits(directory, config, claims, base)
+    values = read_values(directory / TENSORS_FILE, config, entries)
+    problems += values.problems
+    adapted = _adapted(claims)
+    rank = max((_rank(claims[path], path, base) for path in adapted), default=0)
+    problems += limits.problems(rank, len(adapted))
+    return Report(
+        directory=directory,
+        config=config,
+        digest=values.digest if is_read and not in_file else "",
+        rank=rank,
+        num_bytes=sum(entry.num_bytes for entry in entries),
+        modules=tuple(adapted),
+        problems=_bounded(problems),
+        warnings=tuple(_warnings(claims, values)) if is_read else (),
+    )
 
 
 def compute_digest(directory: Path) -> str:
@@ -84,11 +123,12 @@ def compute_digest(directory: Path) -> str:
         CheckpointInvalid: they cannot be read as an adapter.
     """
     config, problems = read_config(directory)
-    entries, found = _read_tensors(directory)
-    digest, unfit = _hash(directory, config, entries)
-    if problems + found + unfit:
-        raise CheckpointInvalid((*problems, *found, *unfit))
-    return with_profile(digest, read_profile(directory))
+    entries, found = _read_tensors(directory, _NO_LIMITS)
+    values = read_values(directory / TENSORS_FILE, config, entries)
+    problems += [*found, *values.problems]
+    if problems:
+        raise CheckpointInvalid(_bounded(problems))
+    return with_profile(values.digest, read_profile(directory))
 
 
 def read_profile(directory: Path) -> bytes | None:
@@ -112,7 +152,7 @@ def read_config(directory: Path) -> tuple[AdapterConfig, list[Problem]]:
     return parsed.config, list(parsed.problems)
 
 
-def _read_tensors(directory: Path) -> tuple[tuple[TensorEntry, ...], list[Problem]]:
+def _read_tensors(directory: Path, limits: Limits) -> tuple[tuple[TensorEntry, ...], list[Problem]]:
     path = directory / TENSORS_FILE
     problems = [
         Problem(file.name, "", "a pickle file can run code when read; save with safetensors")
@@ -121,8 +161,8 @@ def _read_tensors(directory: Path) -> tuple[tuple[TensorEntry, ...], list[Proble
     ]
     try:
         size = path.stat().st_size
-        if size > MAX_BYTES:
-            reason = f"has {size} bytes; at most {MAX_BYTES} fit"
+        if size > limits.max_bytes:
+            reason = f"has {size} bytes; at most {limits.max_bytes} are allowed"
             return (), [*problems, Problem(TENSORS_FILE, "", reason)]
         entries = read_entries(path)
     except TensorFileInvalid as error:
@@ -134,36 +174,46 @@ def _read_tensors(directory: Path) -> tuple[tuple[TensorEntry, ...], list[Proble
     return entries, problems
 
 
-def _hash(
-    directory: Path, config: AdapterConfig, entries: tuple[TensorEntry, ...]
-) -> tuple[str, list[Problem]]:
-    """Read every byte once: the digest, and which tensors have values that cannot be served."""
-    adapter_hash = AdapterHash(config)
-    problems: list[Problem] = []
+def _misfits(
+    directory: Path, config: AdapterConfig, claims: Claims, base: BaseShapes
+) -> list[Problem]:
     try:
-        for entry in entries:
-            if entry.dtype not in _EXPONENT_BITS:
-                reason = "only F32, BF16 and F16 are served"
-                problems.append(Problem(entry.name[:200], entry.dtype, reason))
-            adapter_hash.start_tensor(entry)
-            finite = True
-            for chunk in read_chunks(directory / TENSORS_FILE, entry):
-                adapter_hash.add_bytes(chunk)
-                finite = finite and _is_finite(chunk, entry.dtype)
-            if not finite:
-                problems.append(Problem(entry.name[:200], "", "holds an infinity or NaN"))
-    except (OSError, TensorFileInvalid) as error:
-        problems.append(Problem(TENSORS_FILE, "", f"cannot be read: {error}"))
-    return adapter_hash.hexdigest(), problems
+        matcher = targets.matcher_for(config, base)
+        problems = fit.problems(config, claims, base, matcher)
+        if not problems:
+            problems = list(twins.problems(directory / TENSORS_FILE, config, claims, base))
+    except PatternTimeout as error:
+        return [Problem("adapter_config.json", error.pattern[:80], "takes too long to match")]
+    except (OSError, ValueError) as error:  # the file changed since its header was read
+        return [Problem(TENSORS_FILE, "", f"cannot be read: {error}")]
+    return problems
+
+
+def _adapted(claims: Claims) -> list[str]:
+    return sorted(path for path, roles in claims.items() if not roles.keys().isdisjoint(_A))
+
+
+def _rank(roles: Mapping[Role, TensorEntry], path: str, base: BaseShapes | None) -> int:
+    """By the shape of A, which holds the ranks of all experts for a parameter."""
+    entry = next(roles[role] for role in _A if role in roles)
+    rank = entry.shape[0] if entry.shape else 0
+    experts = base.parameters.get(path, ()) if base is not None else ()
+    return rank // experts[0] if len(experts) == 3 else rank
+
+
+def _warnings(claims: Claims, values: Values) -> Iterator[str]:
+    b = [roles[role].name for roles in claims.values() for role in _B if role in roles]
+    if b and values.zero.issuperset(b):
+        yield "every lora_B is zero: the pairs change nothing; was the adapter trained?"
+
+
+def _bounded(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    more = len(problems) - MAX_PROBLEMS
+    if more <= 0:
+        return tuple(problems)
+    last = Problem(TENSORS_FILE, "", f"and {more} problems more")
+    return (*problems[:MAX_PROBLEMS], last)
 
 
 def _unreadable(name: str, error: OSError) -> Problem:
     return Problem(name, "", f"cannot be read: {error.strerror}")
-
-
-def _is_finite(chunk: bytes, dtype: str) -> bool:
-    """An infinity or NaN is a value whose exponent bits are all set (IEEE 754)."""
-    if dtype not in _EXPONENT_BITS:
-        return True
-    word, mask = _EXPONENT_BITS[dtype]
-    return not bool(((np.frombuffer(chunk, word) & mask) == mask).any())

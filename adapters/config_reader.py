@@ -12,6 +12,7 @@ from loraplex.adapters import patterns, strict_json
 from loraplex.adapters.combinations import impossible
 from loraplex.adapters.config import MAX_RANK, AdapterConfig, Bias, TrainableTokens, is_all_linear
 from loraplex.adapters.errors import Problem
+from loraplex.adapters.pattern_process import Kind
 
 MAX_CONFIG_BYTES = 1024 * 1024
 MAX_RULES = 2048
@@ -19,6 +20,7 @@ MAX_RULES = 2048
 MAX_REGEXES = 256
 """Of these, those that are more than a name; compiling them takes up to 40 µs a character."""
 MAX_REGEX_CHARS = 8192
+MAX_LAYERS_PATTERNS = 64
 MAX_TOKENS = 65_536
 """Token ids of one field."""
 
@@ -177,9 +179,13 @@ class _Reader:
         found: list[str] | str | None
         found = self._take("layers_pattern", list[str] | str | None, None)
         names: tuple[str, ...] = (found,) if isinstance(found, str) else tuple(found or ())
-        if not all(name.isidentifier() for name in names):
-            self._refuse("layers_pattern", found, "holds something else than plain module names")
+        if len(names) > MAX_LAYERS_PATTERNS:
+            self._refuse("layers_pattern", found, f"holds more than {MAX_LAYERS_PATTERNS} patterns")
             return ()
+        for name in names:
+            reason = patterns.refusal(name, Kind.LAYERS)
+            if reason:
+                self._refuse("layers_pattern", name, reason)
         return names
 
     def _patterns(
@@ -199,7 +205,7 @@ class _Reader:
             self._refuse(name, raw, reason)
             return ()
         for pattern, value in found.items():
-            reason = patterns.refusal(pattern) or check(value)
+            reason = patterns.refusal(pattern, Kind.SUFFIX) or check(value)
             if reason:
                 self._refuse(name, {pattern: value}, reason)
         return tuple(found.items())
@@ -222,7 +228,7 @@ class _Reader:
             if name in HARMLESS or value is None or value is False or value in ([], {}):
                 continue
             reason = REFUSED.get(name, "this field is unknown, so its effect cannot be honoured")
-            self._refuse(name if patterns.is_plain(name) else show(name), value, reason)
+            self._refuse(name if name.isidentifier() else show(name), value, reason)
 
 
 def _is_init(value: object) -> bool:

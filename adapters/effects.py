@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from loraplex.adapters.experts import ExpertPairs
+
 Copy = Callable[[Tensor], Tensor]
 
 
@@ -79,14 +81,16 @@ class Assembled:
 
     pair: LoraPair | None
     effect: ModuleEffect | None
+    experts: ExpertPairs | None = None
 
     def copied(self, weight: Copy, exact: Copy) -> "Assembled":
         """Return the same made of other tensors: ``exact`` is for those whose dtype is not that of
         the weights."""
-        pair, effect = self.pair, self.effect
+        pair, effect, experts = self.pair, self.effect, self.experts
         return Assembled(
             pair and replace(pair, a=weight(pair.a), b=weight(pair.b)),
             effect and _copied(effect, weight, exact),
+            experts and replace(experts, a=weight(experts.a), b=weight(experts.b)),
         )
 
 

@@ -5,6 +5,7 @@ AdapterError
 ├── AdapterMissing      the store holds no adapter of this digest
 ├── AdapterCorrupt      a stored adapter is not what its digest says
 ├── AdapterMismatch     a stored adapter does not fit the base model that is served
+├── PatternTimeout      a regular expression takes too long to match
 ├── BaseUnreadable      the base model's folder cannot be read
 ├── TensorFileInvalid   a safetensors file breaks its format, and where
 └── ResidencyViolation  residency was driven against its rules: a bug of the caller
@@ -68,6 +69,14 @@ class AdapterMismatch(AdapterError):
             "Publish a version that was trained on this base model"
         )
         self.problems = problems
+
+
+class PatternTimeout(AdapterError):
+    """A regular expression of a config was not matched in time."""
+
+    def __init__(self, pattern: str) -> None:
+        super().__init__(f"matching {pattern[:200]!r} takes too long; use simpler patterns")
+        self.pattern = pattern
 
 
 class BaseUnreadable(AdapterError):

@@ -8,6 +8,7 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.claims import Claims, Role
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.errors import Problem
+from loraplex.adapters.patterns import Matcher
 from loraplex.adapters.tensor_file import TensorEntry
 
 _LISTED = 5
@@ -33,9 +34,24 @@ def vocabulary(claims: Claims, base: BaseShapes) -> int | None:
     return longest if is_known and longest > current else None
 
 
-def problems(config: AdapterConfig, claims: Claims, base: BaseShapes) -> list[Problem]:
-    """Reasons why these tensors, as this config places them, are no adapter of the base model."""
-    fit = _Fit(config, claims, base, vocabulary(claims, base))
+def problems(
+    config: AdapterConfig, claims: Claims, base: BaseShapes, matcher: Matcher | None = None
+) -> list[Problem]:
+    """Reasons why these tensors, as this config places them, are no adapter of the base model.
+
+    Raises:
+        PatternTimeout: a pattern of the config was not matched in time.
+    """
+    matcher = matcher or targets.matcher_for(config, base)
+    ranked = [path for path, roles in claims.items() if roles.keys() & {*_PAIRS, Role.PARAMETER_A}]
+    fit = _Fit(
+        config,
+        claims,
+        base,
+        vocabulary(claims, base),
+        targets.targeted(config, base, matcher),
+        targets.ranks(config, ranked, matcher),
+    )
     return [
         *fit.pairs(),
         *fit.saved(),
@@ -53,10 +69,12 @@ class _Fit:
     claims: Claims
     base: BaseShapes
     vocabulary: int | None
+    targeted: frozenset[str]
+    rank_of: Mapping[str, int]
 
     def pairs(self) -> Iterator[Problem]:
         """Each target has a pair with all that belongs to it, and nothing else has one."""
-        expected = targets.targeted(self.config, self.base)
+        expected = self.targeted
         found = {path for path in self.claims if self._has(path, *_PAIRS)}
         known = self.base.linears.keys() | self.base.embeddings.keys()
         if not expected and not targets.parameters(self.config, self.base):
@@ -102,7 +120,7 @@ class _Fit:
             found - known, "in modules_to_save, which serves heads, embeddings and linear layers"
         )
         yield from _listed(
-            expected & targets.targeted(self.config, self.base),
+            expected & self.targeted,
             "in modules_to_save and a target, which PEFT cannot combine",
         )
 
@@ -133,7 +151,7 @@ class _Fit:
             found - changed, "has rows, but trainable_token_indices does not name it"
         )
         is_saved = targets.saved(self.config, self.base)
-        adapted = targets.targeted(self.config, self.base)
+        adapted = self.targeted
         yield from _listed(
             {path for path in changed if is_saved(path) or path in adapted},
             "has token rows and is saved or a target, which PEFT cannot combine",
@@ -154,9 +172,7 @@ class _Fit:
         """PEFT copies weights of the embedding of tokens and of the head alone."""
         places = set(_vocabulary_modules(self.base))
         found = {path for path in self.claims if self._has(path, Role.BASE_WEIGHT)}
-        yield from _listed(
-            found - places, "holds a weight of the base model; save it with modules_to_save"
-        )
+        yield from _listed(found - places, "holds a weight, but modules_to_save does not name it")
 
     def biases(self) -> Iterator[Problem]:
         """All biases of the base, those of the targets, or those beside copied weights."""
@@ -166,7 +182,7 @@ class _Fit:
         asked = {
             "none": set(),
             "all": known,
-            "lora_only": known & targets.targeted(self.config, self.base),
+            "lora_only": known & self.targeted,
         }[self.config.bias]
         copied = set(_vocabulary_modules(self.base)) & known
         yield from _listed(asked - found, f"has no bias, which bias={self.config.bias} asks for")
@@ -200,8 +216,7 @@ class _Fit:
 
     def shapes(self) -> Iterator[Problem]:
         """Each tensor has the shape that the base model and the module's rank ask for."""
-        ranked = [path for path in self.claims if self._has(path, *_PAIRS, Role.PARAMETER_A)]
-        rank_of = targets.ranks(self.config, ranked)
+        rank_of = self.rank_of
         for path, roles in sorted(self.claims.items()):
             needed = self._shapes(path, rank_of.get(path, 0))
             for role, entry in roles.items():
@@ -228,8 +243,9 @@ class _Fit:
         shapes: dict[Role, tuple[int, ...]] = {
             Role.SAVED_WEIGHT: (out, width),
             Role.BASE_WEIGHT: (out, width),
-            Role.TOKEN_ROWS: (len(given), width),
         }
+        if given:
+            shapes[Role.TOKEN_ROWS] = (len(given), width)
         if path in self.base.embeddings:
             shapes |= {Role.EMBEDDING_A: (rank, out), Role.EMBEDDING_B: (width, rank)}
             shapes[Role.MAGNITUDE] = (width,)
@@ -250,14 +266,9 @@ class _Fit:
 
 
 def _of_parameter(shape: tuple[int, ...], rank: int) -> Mapping[Role, tuple[tuple[int, ...], ...]]:
-    """Whether experts are [out, in] or [in, out] the model knows, at load
-    (`peft.tuners.lora.layer.ParamWrapper`)."""
-    experts, first, second = shape if len(shape) == 3 else (1, *shape)
+    experts, out, width = shape if len(shape) == 3 else (1, *shape)
     total = rank * experts
-    return {
-        Role.PARAMETER_A: ((total, second), (total, first)),
-        Role.PARAMETER_B: ((first, total), (second, total)),
-    }
+    return {Role.PARAMETER_A: ((total, width),), Role.PARAMETER_B: ((out, total),)}
 
 
 def _vocabulary_modules(base: BaseShapes) -> list[str]:
@@ -274,8 +285,8 @@ def _rows(entry: TensorEntry) -> int:
 
 def _misfit(entry: TensorEntry, needed: tuple[tuple[int, ...], ...], rank: int | None) -> Problem:
     shapes = " or ".join(map(str, dict.fromkeys(needed)))
-    given = "the base model" if rank is None else f"the base model and rank {rank}"
-    return Problem(entry.name[:200], str(entry.shape), f"{given} need the shape {shapes}")
+    needs = "the base model needs" if rank is None else f"the base model and rank {rank} need"
+    return Problem(entry.name[:200], str(entry.shape), f"{needs} the shape {shapes}")
 
 
 def _listed(found: Set[str], reason: str) -> list[Problem]:

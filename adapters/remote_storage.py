@@ -16,10 +16,17 @@ import msgspec
 from fsspec import AbstractFileSystem
 from fsspec.callbacks import Callback
 
-from loraplex.adapters.checkpoint import Checkpoint
+from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, Checkpoint
+from loraplex.adapters.config_reader import parse
 from loraplex.adapters.digest import is_digest
-from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing, CheckpointInvalid
-from loraplex.adapters.storage import STORED_FILES, AdapterSizes, AdapterStore, read_sizes
+from loraplex.adapters.errors import (
+    AdapterCorrupt,
+    AdapterMissing,
+    CheckpointInvalid,
+    TensorFileInvalid,
+)
+from loraplex.adapters.storage import STORED_FILES, AdapterHead, AdapterStore
+from loraplex.adapters.tensor_file import entries_of, header_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -35,9 +42,6 @@ PROGRESS_S = 10.0
 class Manifest(msgspec.Struct, frozen=True):
     """What `version.json` says, so that it need not be asked of the other files."""
 
-    num_elements: int
-    num_bytes: int
-    """Of the tensors; as in `AdapterSizes`."""
     files: dict[str, int]
     """Name to length in bytes."""
 
@@ -72,8 +76,7 @@ class RemoteStore:
                 sizes[file.name] = file.stat().st_size
                 target = self._path(digest, file.name)
                 self._files.put_file(str(file), target, callback=Progress("stored", target))
-            tensors = read_sizes(home, digest)
-            manifest = Manifest(tensors.num_elements, tensors.num_bytes, sizes)
+            manifest = Manifest(sizes)
             self._files.pipe_file(
                 self._path(digest, MANIFEST_FILE), msgspec.json.encode(manifest, order="sorted")
             )
@@ -92,17 +95,25 @@ class RemoteStore:
             home.touch()
         return home
 
-    def is_local(self, digest: str) -> bool:
-        """See `Store.is_local`."""
-        return self._cache.is_local(digest)
-
-    def sizes(self, digest: str) -> AdapterSizes:
-        """See `Store.sizes`; reads the manifest alone."""
+    def head(self, digest: str) -> AdapterHead:
+        """See `Store.head`; of the tensors' file only the header is asked for."""
         try:
-            return self._cache.sizes(digest)
+            return self._cache.head(digest)
         except AdapterMissing:
-            manifest = self._manifest(digest)
-            return AdapterSizes(manifest.num_elements, manifest.num_bytes)
+            size = self._manifest(digest).files.get(TENSORS_FILE, 0)
+        tensors = self._path(digest, TENSORS_FILE)
+        try:
+            with _as_os_errors():
+                parsed = parse(self._files.cat_file(self._path(digest, CONFIG_FILE)))
+                start = self._files.cat_file(tensors, 0, 8)
+                end = 8 + header_bytes(TENSORS_FILE, start, size)
+                header = self._files.cat_file(tensors, 8, end)
+            entries = entries_of(TENSORS_FILE, header, size)
+        except TensorFileInvalid as error:
+            raise AdapterCorrupt(digest, str(error)) from error
+        if parsed.problems:
+            raise AdapterCorrupt(digest, "; ".join(map(str, parsed.problems)))
+        return AdapterHead(parsed.config, entries)
 
     def remove(self, digest: str) -> None:
         """See `Store.remove`."""

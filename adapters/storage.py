@@ -18,24 +18,25 @@ from loraplex.adapters.checkpoint import (
     TENSORS_FILE,
     Checkpoint,
     compute_digest,
+    read_config,
     read_profile,
 )
+from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import is_digest
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing, TensorFileInvalid
 from loraplex.adapters.profile import PROFILE_FILE, TOKENIZER_FILE, Profile, decode
-from loraplex.adapters.tensor_file import read_entries
+from loraplex.adapters.tensor_file import TensorEntry, read_entries
 
 STORED_FILES = (CONFIG_FILE, TENSORS_FILE, PROFILE_FILE, TOKENIZER_FILE)
 """All that a version may have; the first two each has."""
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterSizes:
-    """How large an adapter is."""
+class AdapterHead:
+    """What of a version is told without its tensors' bytes."""
 
-    num_elements: int
-    num_bytes: int
-    """Of its tensors, in the dtype of its files."""
+    config: AdapterConfig
+    entries: tuple[TensorEntry, ...]
 
 
 class Store(Protocol):
@@ -55,11 +56,9 @@ class Store(Protocol):
         """Folder with a version's files; AdapterMissing if there is none, AdapterCorrupt if what
         came from elsewhere is not what was stored."""
 
-    def is_local(self, digest: str) -> bool:
-        """True if its files are on this machine, so that `open` is quick."""
-
-    def sizes(self, digest: str) -> AdapterSizes:
-        """How large a version is, without reading its tensors. Raises as `open` does."""
+    def head(self, digest: str) -> AdapterHead:
+        """Config and header of a version, without reading its tensors. Raises as `open` does, and
+        AdapterCorrupt where they cannot be read."""
 
     def remove(self, digest: str) -> None:
         """Forget a version; one that is not there is no error. Who reads it reads on."""
@@ -112,13 +111,16 @@ class AdapterStore:
             raise AdapterMissing(digest)
         return self._home(digest)
 
-    def is_local(self, digest: str) -> bool:
-        """See `Store.is_local`."""
-        return is_digest(digest) and self._home(digest).is_dir()
-
-    def sizes(self, digest: str) -> AdapterSizes:
-        """See `Store.sizes`."""
-        return read_sizes(self.open(digest), digest)
+    def head(self, digest: str) -> AdapterHead:
+        """See `Store.head`."""
+        home = self.open(digest)
+        config, problems = read_config(home)
+        if problems:
+            raise AdapterCorrupt(digest, "; ".join(map(str, problems)))
+        try:
+            return AdapterHead(config, read_entries(home / TENSORS_FILE))
+        except (OSError, TensorFileInvalid) as error:
+            raise AdapterCorrupt(digest, str(error)) from error
 
     def remove(self, digest: str) -> None:
         """See `Store.remove`. It disappears at once, whole."""
@@ -138,19 +140,20 @@ class AdapterStore:
             if folder.stat().st_mtime < before_s:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def remove(self, digest: str) -> None:
+        """Forget a version; one that is not there is no error. It disappears at once, whole."""
+        if not is_digest(digest):
+            return
+        leaving = self._root / f".{digest}.{uuid.uuid4().hex}.removed"
+        try:
+            self._home(digest).rename(leaving)
+        except FileNotFoundError:
+            return
+        _sync(self._home(digest).parent)
+        shutil.rmtree(leaving, ignore_errors=True)
+
     def _home(self, digest: str) -> Path:
         return self._root / digest[:2] / digest
-
-
-def read_sizes(home: Path, digest: str) -> AdapterSizes:
-    """How large a version is, from the header of its file alone. Raises AdapterCorrupt."""
-    try:
-        entries = read_entries(home / TENSORS_FILE)
-    except (OSError, TensorFileInvalid) as error:
-        raise AdapterCorrupt(digest, str(error)) from error
-    return AdapterSizes(
-        sum(entry.num_elements for entry in entries), sum(entry.num_bytes for entry in entries)
-    )
 
 
 def verify(home: Path, digest: str) -> None:

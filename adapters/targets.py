@@ -2,40 +2,65 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
-from loraplex.adapters import patterns
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.config import AdapterConfig, is_all_linear
+from loraplex.adapters.pattern_process import Kind, Query
+from loraplex.adapters.patterns import Matcher
 
 T = TypeVar("T")
 
 _TIED_NAMES = ("embed_tokens", "lm_head")
 """PEFT ties by these names alone (`peft.utils.constants.EMBEDDING_LAYER_NAMES`)."""
 
+_UNSOLVED = Matcher()
 
-def targeted(config: AdapterConfig, base: BaseShapes) -> frozenset[str]:
+
+def matcher_for(config: AdapterConfig, base: BaseShapes) -> Matcher:
+    """What solves the patterns of a config once for all functions here.
+
+    Raises:
+        PatternTimeout: as all functions that take a matcher, where they get none.
+    """
+    full = [config.target_modules, config.exclude_modules]
+    rules = [rule for rule, _ in (*config.rank_pattern, *config.alpha_pattern)]
+    queries = [
+        *(Query(Kind.FULL, names) for names in full if isinstance(names, str)),
+        *(Query(Kind.SUFFIX, rule) for rule in rules),
+        *(Query(Kind.LAYERS, name) for name in config.layers_pattern),
+    ]
+    paths = dict.fromkeys((*base.linears, *base.embeddings, *base.parameters, *_TIED_NAMES))
+    return Matcher.of(queries, paths)
+
+
+def targeted(
+    config: AdapterConfig, base: BaseShapes, matcher: Matcher = _UNSOLVED
+) -> frozenset[str]:
     """Linear layers and embeddings of the base that get a pair of their own
     (`peft.tuners.tuners_utils.check_target_module_exists`)."""
     names = config.target_modules
     if is_all_linear(names):
         found = frozenset(base.linears) - base.heads
     else:
-        found = _named(names, base.linears.keys() | base.embeddings.keys(), config)
-    tied = _tied_targets(config, base)
+        found = _named(names, base.linears.keys() | base.embeddings.keys(), matcher)
+        if not isinstance(names, str):
+            found -= _outside_layers(found - names, config, matcher)
+    tied = _tied_targets(config, base, matcher)
     found |= tied
-    excluded = _named(config.exclude_modules, found, None) | _inside(config.modules_to_save, found)
+    excluded = _named(config.exclude_modules, found, matcher)
+    excluded |= _inside(config.modules_to_save, found)
     return (found - excluded) | (tied & base.heads)
 
 
-def _tied_targets(config: AdapterConfig, base: BaseShapes) -> frozenset[str]:
+def _tied_targets(config: AdapterConfig, base: BaseShapes, matcher: Matcher) -> frozenset[str]:
     """The embedding of tokens and its head, where one of them is a target and PEFT ties them."""
     if not _ties(config, base) or _names_tied_weight(config.modules_to_save):
         return frozenset()
     names = config.target_modules
     if isinstance(names, str):
-        names = frozenset() if is_all_linear(names) else patterns.full_matches(names, _TIED_NAMES)
+        names = frozenset() if is_all_linear(names) else matcher.full(names, _TIED_NAMES)
     return _embedding_and_heads(base) if _names_tied_weight(names) else frozenset()
 
 
@@ -87,36 +112,52 @@ def parameters(config: AdapterConfig, base: BaseShapes) -> dict[str, list[str]]:
     return found
 
 
-def ranks(config: AdapterConfig, modules: Iterable[str]) -> dict[str, int]:
-    """Rank of each module."""
-    return _first_match(config.rank_pattern, modules, config.rank)
+def ranks(
+    config: AdapterConfig, modules: Iterable[str], matcher: Matcher = _UNSOLVED
+) -> dict[str, int]:
+    """Rank of each module or parameter."""
+    return _first_match(config.rank_pattern, modules, config.rank, matcher)
 
 
-def scales(config: AdapterConfig, ranks_of: Mapping[str, int]) -> dict[str, float]:
+def scales(
+    config: AdapterConfig, ranks_of: Mapping[str, int], matcher: Matcher = _UNSOLVED
+) -> dict[str, float]:
     """Factor on B·A of each module, from its rank: alpha/r, or alpha/√r with rsLoRA."""
-    alphas = _first_match(config.alpha_pattern, ranks_of, config.alpha)
+    alphas = _first_match(config.alpha_pattern, ranks_of, config.alpha, matcher)
     return {
         module: alphas[module] / (math.sqrt(rank) if config.use_rslora else rank)
         for module, rank in ranks_of.items()
     }
 
 
-def _named(
-    names: frozenset[str] | str, paths: Iterable[str], layered: AdapterConfig | None
-) -> frozenset[str]:
-    """Paths that a regex or a set of names selects. Layer indices restrict only those found by
-    their suffix: a full path always counts."""
+def _named(names: frozenset[str] | str, paths: Collection[str], matcher: Matcher) -> frozenset[str]:
+    """Paths that a regex or a set of names selects."""
     if isinstance(names, str):
-        return patterns.full_matches(names, paths)
+        return matcher.full(names, paths)
     return frozenset(
         path
         for path in paths
-        if path in names
-        or (
-            any(suffix in names for suffix in _suffixes(path))
-            and (layered is None or _layer_selected(path, layered))
-        )
+        if path in names or any(suffix in names for suffix in _suffixes(path))
     )
+
+
+def _outside_layers(
+    paths: Collection[str], config: AdapterConfig, matcher: Matcher
+) -> frozenset[str]:
+    """Paths of other layers than the config's; whoever is named in full is not asked for them."""
+    if config.layers_to_transform is None:
+        return frozenset()
+    if config.layers_pattern:
+        found = [matcher.layers(pattern, paths) for pattern in config.layers_pattern]
+    else:
+        # The first numbered segment is the layer; later ones may number experts.
+        numbers = {path: re.match(r".*?\.[^.]*\.(\d+)\.", path) for path in paths}
+        found = [{path: match[1] for path, match in numbers.items() if match}]
+    of = {path: number for numbers in reversed(found) for path, number in numbers.items()}
+    chosen = {path for path, number in of.items() if number}
+    return frozenset(paths) - {
+        path for path in chosen if int(of[path]) in config.layers_to_transform
+    }
 
 
 def _ties(config: AdapterConfig, base: BaseShapes) -> bool:
@@ -143,26 +184,15 @@ def _suffixes(path: str) -> list[str]:
     return [".".join(parts[start:]) for start in range(1, len(parts))]
 
 
-def _layer_selected(path: str, config: AdapterConfig) -> bool:
-    if config.layers_to_transform is None:
-        return True
-    # The first numbered segment is the layer; later ones may number experts.
-    names = config.layers_pattern or (r"[^.]*",)
-    start = r"(?:^|.*?\.)" if config.layers_pattern else r".*?\."
-    found = (re.match(rf"{start}{name}\.(\d+)\.", path) for name in names)
-    index = next((int(match[1]) for match in found if match), None)
-    return index in config.layers_to_transform
-
-
 def _first_match(
-    rules: Iterable[tuple[str, T]], modules: Iterable[str], default: T
+    rules: Iterable[tuple[str, T]], modules: Iterable[str], default: T, matcher: Matcher
 ) -> dict[str, T]:
     """Value of each module by the first rule that matches it
     (`peft.utils.other.get_pattern_key`)."""
     values = dict.fromkeys(modules, default)
     open_modules = set(values)
     for pattern, value in rules:
-        matched = patterns.suffix_matches(pattern, open_modules)
+        matched = matcher.suffix(pattern, open_modules)
         values.update(dict.fromkeys(matched, value))
         open_modules -= matched
     return values

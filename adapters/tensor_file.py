@@ -61,19 +61,38 @@ def read_entries(path: Path) -> tuple[TensorEntry, ...]:
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise TensorFileInvalid(f"{path.name} is truncated: {size} bytes, header of {length}")
-        if length > MAX_HEADER_BYTES:
-            raise TensorFileInvalid(
-                f"{path.name} has a header of {length} bytes; at most {MAX_HEADER_BYTES} are read"
-            )
+        length = header_bytes(path.name, file.read(8), size)
         header = file.read(length)
+    return entries_of(path.name, header, size)
+
+
+def header_bytes(name: str, start: bytes, size: int) -> int:
+    """Length of the header of a file of ``size`` bytes that begins with the 8 bytes ``start``.
+
+    Raises:
+        TensorFileInvalid: it cannot be.
+    """
+    length = int.from_bytes(start, "little")
+    if size < 8 or length > size - 8:
+        raise TensorFileInvalid(f"{name} is truncated: {size} bytes, header of {length}")
+    if length > MAX_HEADER_BYTES:
+        raise TensorFileInvalid(
+            f"{name} has a header of {length} bytes; at most {MAX_HEADER_BYTES} are read"
+        )
+    return length
+
+
+def entries_of(name: str, header: bytes, size: int) -> tuple[TensorEntry, ...]:
+    """The tensors that a header tells, of a file of ``size`` bytes; sorted by name.
+
+    Raises:
+        TensorFileInvalid: anything in it contradicts the format or the size.
+    """
     try:
-        entries = _parse(header, data_start=8 + length)
+        entries = _parse(header, data_start=8 + len(header))
     except (ValueError, msgspec.ValidationError) as error:
-        raise TensorFileInvalid(f"{path.name} has a corrupt header: {error}") from error
-    _check_tiling(path.name, entries, start=8 + length, end=size)
+        raise TensorFileInvalid(f"{name} has a corrupt header: {error}") from error
+    _check_tiling(name, entries, start=8 + len(header), end=size)
     return tuple(sorted(entries, key=lambda entry: entry.name))
 
 

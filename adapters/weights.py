@@ -12,14 +12,15 @@ from loraplex.adapters import fit
 from loraplex.adapters.assembly import Assembly
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import TENSORS_FILE, read_config, read_profile
-from loraplex.adapters.claims import Claims, Role, claim
+from loraplex.adapters.claims import claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash, with_profile
 from loraplex.adapters.effects import Assembled, BaseWeights, Copy, LoraPair, ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
+from loraplex.adapters.experts import ExpertPairs
 from loraplex.adapters.layout import AdapterLayout
 from loraplex.adapters.storage import Store
-from loraplex.adapters.targets import scales
+from loraplex.adapters.targets import ranks, scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 from loraplex.kernels.segments import LoraTable
 
@@ -38,6 +39,8 @@ class AdapterWeights:
     """Low-rank updates of linear layers, by module path."""
     effects: Mapping[str, ModuleEffect] = field(default_factory=lambda: MappingProxyType({}))
     """What else it does, by module path."""
+    parameters: Mapping[str, ExpertPairs] = field(default_factory=lambda: MappingProxyType({}))
+    """Updates of parameters, by their paths."""
     vocab_size: int | None = None
     """Tokens that it has; None if they are those of the base model."""
     table: LoraTable | None = None
@@ -112,7 +115,7 @@ def read(
     if problems:
         raise AdapterMismatch(digest, tuple(problems))
     layout = AdapterLayout.of(claims, config, base)
-    assembly = Assembly(layout, tensors, _scales(claims, config), base_weights)
+    assembly = Assembly(layout, tensors, scales(config, ranks(config, claims)), base_weights)
     modules = assembly.modules()
     if assembly.problems:
         raise AdapterMismatch(digest, tuple(assembly.problems))
@@ -145,6 +148,9 @@ def place(
         num_bytes=adapter.layout.num_bytes(dtype.itemsize),
         pairs=MappingProxyType({p: m.pair for p, m in placed.items() if m.pair is not None}),
         effects=MappingProxyType({p: m.effect for p, m in placed.items() if m.effect is not None}),
+        parameters=MappingProxyType(
+            {p: m.experts for p, m in placed.items() if m.experts is not None}
+        ),
         vocab_size=adapter.layout.vocab_size,
     )
 
@@ -160,17 +166,6 @@ class _Once:
         if id(tensor) not in self._copies:
             self._copies[id(tensor)] = self._copy(tensor)
         return self._copies[id(tensor)]
-
-
-def _scales(claims: Claims, config: AdapterConfig) -> dict[str, float]:
-    sides = (Role.LORA_A, Role.EMBEDDING_A)
-    rank_of = {
-        path: roles[side].shape[0]
-        for path, roles in claims.items()
-        for side in sides
-        if side in roles
-    }
-    return scales(config, rank_of)
 
 
 def _by_layer(paths: Iterable[str]) -> list[list[str]]:

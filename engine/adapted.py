@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.engine.experts import adopt_parameters
 from loraplex.engine.lora_linear import LoraBatch, LoraConv1D, LoraLinear
 
 
@@ -92,6 +93,7 @@ def adopt(network: nn.Module, shapes: BaseShapes, head_path: str) -> LoraBatch:
         _put(network, path, AdaptedEmbedding.adopt(base, path, batch))
     for path in shapes.biases.keys() - shapes.linears.keys():
         _adopt_norm(network.get_submodule(path), path, batch)
+    adopt_parameters(network, shapes.parameters, batch)
     return batch
 
 

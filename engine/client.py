@@ -100,7 +100,7 @@ class EngineClient(Protocol):
         ...
 
     def drop(self, tenant: str, adapter: str) -> None:
-        """Let the worker free what an adapter takes (`Drop`): this one, or the one that is connected
+        """Let the worker free what an adapter takes (`Drop`): this one, or the one connected
         next."""
         ...
 

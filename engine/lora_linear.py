@@ -159,6 +159,11 @@ class LoraBatch:
         change_linear(flat_y, flat_x, effects)
         return flat_y.view(*y.shape[:-1], -1)
 
+    @property
+    def body(self) -> LoraRows:
+        """The rows of all layers but the head, while a step runs."""
+        return self._body
+
     def base_ids(self, ids: Tensor, num_embeddings: int) -> Tensor:
         """Return ids that a table of the base can be asked for: those that adapters added become
         some other, and `embedding` overwrites what is read for it."""

@@ -30,6 +30,7 @@ from loraplex.engine.config import ModelConfig
 from loraplex.engine.errors import ModelUnsupported
 from loraplex.engine.lora_linear import LoraBatch
 from loraplex.engine.memory import free_host_bytes, require_model_fits
+from loraplex.engine.parameter_probe import ParameterProbe
 from loraplex.engine.model_files import (
     check_folder,
     local_folder,
@@ -292,6 +293,7 @@ def _probe(
     )
     paths = linears.keys() | embeddings.keys() | biases.keys()
     probe = gate.RowProbe(network, paths, len(tokens), (head_path, len(rows)))
+    parameters = ParameterProbe(network, len(tokens))
     try:
         logits = _forward(network, tokens, positions, rows, attention)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
@@ -308,6 +310,7 @@ def _probe(
         token_embedding=_path_of(network, embedding),
         is_tied=network.get_submodule(head_path).weight is embedding.weight,
         biases=MappingProxyType({p: length for p, length in biases.items() if p in seen}),
+        parameters=parameters.finish(),
     )
 
 

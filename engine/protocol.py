@@ -102,7 +102,7 @@ class Why(msgspec.Struct, frozen=True, tag="why"):
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    """Nobody will ask for this adapter of the tenant any more: free its memory of all kinds, once no
+    """Nobody will ask for this adapter of the tenant any more: free all its memory, once no
     request uses it or waits for it. Not answered; may be repeated."""
 
     tenant: str

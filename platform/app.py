@@ -66,9 +66,11 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     services: Services = app.state.services
     resources = services.resources
     await asyncio.to_thread(sweep, resources.settings, resources.clock())
+    await services.adapter_deletions.sweep()  # so that others know of this gateway, too
     console_parts: Console = app.state.console
     async with _beside(
         {
+            "adapter-deletions": services.adapter_deletions.run(),
             "renew-holds": services.open_requests.keep_renewing(),
             "last-used-keys": services.last_used.run(resources.database),
             "last-used-admin-keys": services.admin_last_used.run(resources.database),
@@ -80,6 +82,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
         finally:
             await services.open_requests.settle_all()
             services.prompts.close()
+            await services.adapter_deletions.leave()
 
 
 @asynccontextmanager

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from loraplex.adapters.registry import registry
-from loraplex.adapters.registry.registry import ResolvedModel
+from loraplex.adapters.registry.resolution import ResolvedModel, resolve
 from loraplex.engine.errors import (
     EngineError,
     EngineNotReached,
@@ -16,6 +15,7 @@ from loraplex.engine.errors import (
     RequestRefused,
 )
 from loraplex.engine.protocol import Finished, Sampling, ServiceTier, Submit, Tokens
+from loraplex.platform.adapter_uses import AdapterUse
 from loraplex.platform.errors import ContextLengthExceeded, EngineStopped, KeyMissing
 from loraplex.platform.open_requests import OpenRequest
 from loraplex.platform.prompts import Prompt
@@ -58,6 +58,9 @@ class CompletionRequest:
     """What it is a part of, in the tenant's own words."""
     ttft_deadline: Deadline | None = None
     """None takes the tenant's."""
+    sticky: str | None = None
+    """Requests of an alias with the same text run on the same version; None takes the request's
+    id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,38 +95,16 @@ async def complete(
     accepted_at = services.now()
     principal = await authenticate(call.key, services)
     asked = await call.read()
-    target, price = await _resolve(principal, asked.model, accepted_at, services)
-    prompt = await services.prompts.encode(asked.prompt)
-    sampling = _sampling(asked, len(prompt), services)
-    left_ms, spent_ms = _deadline(asked, principal, services.now() - accepted_at)
-    submit = Submit(
-        request_id=call.request_id,
-        tenant=principal.tenant_id,
-        adapter=target.digest,
-        prompt=prompt,
-        sampling=sampling,
-        weight=principal.weight,
-        service_tier=asked.service_tier,
-        program=asked.program,
-        ttft_deadline_ms=left_ms,
-        ttft_spent_ms=spent_ms,
-    )
-    request = OpenRequest(
-        principal=principal,
-        requested_model=asked.model,
-        target=target,
-        submit=submit,
-        accepted_at=accepted_at,
-        price=price,
-    )
-    try:
-        hold = await services.open_requests.reserve(request)
-        yield Admitted(asked, target, hold, submit)
-        async with aclosing(_generate(request, services)) as tokens:
-            async for event in tokens:
-                yield event
-    finally:
-        await services.open_requests.close(request)
+    with services.adapter_uses.use() as use:
+        request = await _admit(call, principal, asked, accepted_at, use, services)
+        try:
+            hold = await services.open_requests.reserve(request)
+            yield Admitted(asked, request.target, hold, request.submit)
+            async with aclosing(_generate(request, services)) as tokens:
+                async for event in tokens:
+                    yield event
+        finally:
+            await services.open_requests.close(request)
     assert request.finished is not None
     yield request.finished
 
@@ -139,20 +120,59 @@ async def authenticate(key: str | None, services: Services) -> Principal:
     return principal
 
 
+async def _admit(
+    call: Call,
+    principal: Principal,
+    asked: CompletionRequest,
+    accepted_at: datetime,
+    use: AdapterUse,
+    services: Services,
+) -> OpenRequest:
+    """Resolve the model, encode the prompt: all that can be wrong with a request but limits."""
+    sticky = call.request_id if asked.sticky is None else asked.sticky
+    target, price = await _resolve(principal, asked.model, sticky, accepted_at, services)
+    use.runs_on(None if target.digest is None else target.name)
+    prompt = await services.prompts.encode(asked.prompt)
+    sampling = _sampling(asked, len(prompt), services)
+    left_ms, spent_ms = _deadline(asked, principal, services.now() - accepted_at)
+    submit = Submit(
+        request_id=call.request_id,
+        tenant=principal.tenant_id,
+        adapter=target.digest,
+        prompt=prompt,
+        sampling=sampling,
+        weight=principal.weight,
+        service_tier=asked.service_tier,
+        program=asked.program,
+        ttft_deadline_ms=left_ms,
+        ttft_spent_ms=spent_ms,
+    )
+    return OpenRequest(
+        principal=principal,
+        requested_model=asked.model,
+        target=target,
+        submit=submit,
+        accepted_at=accepted_at,
+        price=price,
+        use=use,
+    )
+
+
 async def _resolve(
-    principal: Principal, model: str, accepted_at: datetime, services: Services
+    principal: Principal, model: str, sticky: str, accepted_at: datetime, services: Services
 ) -> tuple[ResolvedModel, Price | None]:
     """What the request runs on and what it costs, both fixed from here on."""
     engine = services.resources.engine
     if not engine.connected:
         raise EngineUnavailable("No worker is connected; try again in a moment.")
     async with services.resources.database.reader() as session:
-        target = await registry.resolve(session, principal.tenant_id, model, engine.model.name)
+        target = await resolve(session, principal.tenant_id, model, engine.model.name, sticky)
         return target, await current_price(session, accepted_at)
 
 
 async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[Tokens, None]:
     """Run the request in the engine, and note in it what it will be charged for."""
+    request.use.check()
     if request.settling is not None:
         raise EngineStopped  # broken off since it was admitted: nobody would count what ran now
     request.dispatched = True
@@ -171,6 +191,7 @@ async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[
         request.failed = getattr(error, "code", None) != "slow_client"
         raise
     if request.finished is None or request.finished.reason == "abort":
+        request.use.check()
         request.failed = True
         raise EngineStopped
 

@@ -10,6 +10,7 @@ PlatformError
 ├── ClientStalled           the client stopped to read its stream
 ├── LedgerUnavailable       usage cannot be written, so nothing that would be charged may run
 ├── StorageUnavailable      the gateway's disk does not take an upload
+├── AdapterDeleted          the version that the request ran on was deleted by force
 ├── EngineStopped           the worker ended the request before it was complete
 └── TokenizerUnsupported    user text could not be told from the model's special tokens
 """
@@ -117,6 +118,13 @@ class StorageUnavailable(PlatformError):
     """The gateway's disk is full or refuses to be written; the message is the system's reason."""
 
 
+class AdapterDeleted(PlatformError):
+    """The version that the request ran on was deleted by force, with its requests."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} was deleted by force while the request ran on it.")
+
+
 class EngineStopped(PlatformError):
     """The worker ended the request early, because it is being stopped."""
 
@@ -161,8 +169,17 @@ class Told:
     message: str
     param: str | None
     headers: tuple[tuple[str, str], ...]
-    problems: tuple[str, ...] = ()
+    problems: tuple[adapters.Problem, ...] = ()
     """Each reason, where there may be several."""
+
+    def problem_fields(self) -> dict[str, object]:
+        """The reasons as texts for people and, as `details`, by field for programs."""
+        if not self.problems:
+            return {}
+        return {
+            "problems": [str(problem) for problem in self.problems],
+            "details": [problem._asdict() for problem in self.problems],
+        }
 
 
 _REQUEST, _OUTAGE, _SERVER = "invalid_request_error", "service_unavailable_error", "server_error"
@@ -179,6 +196,11 @@ _SOON = (("retry-after", "1"),)
 
 def _refused_key(code: str) -> Rule:
     return Rule(401, _REQUEST, code, headers=_UNAUTHENTICATED)
+
+
+def _conflict(code: str) -> Rule:
+    """What trying again does not change."""
+    return Rule(409, "conflict_error", code, headers=(_NO_RETRY,))
 
 
 def _database_down() -> Rule:
@@ -207,6 +229,7 @@ RULES: Mapping[type[Exception], Rule] = {
         "The adapter cannot be stored now; retry later.",
         headers=(("retry-after", "60"),),
     ),
+    AdapterDeleted: _conflict("adapter_deleted"),
     EngineStopped: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     TokenizerUnsupported: _INTERNAL,
     # Tenants, keys, quotas.
@@ -240,7 +263,15 @@ RULES: Mapping[type[Exception], Rule] = {
     adapters.CheckpointInvalid: Rule(400, _REQUEST, "invalid_adapter"),
     registry.RegistryError: _INTERNAL,
     registry.ModelNotFound: Rule(404, _REQUEST, "model_not_found"),
-    registry.VersionConflict: Rule(409, "conflict_error", "version_conflict", headers=(_NO_RETRY,)),
+    registry.VersionConflict: _conflict("version_conflict"),
+    registry.VersionInUse: _conflict("version_in_use"),
+    registry.VersionNotReady: _conflict("version_not_ready"),
+    registry.AliasMoved: Rule(412, "conflict_error", "alias_moved", headers=(_NO_RETRY,)),
+    registry.NothingToMoveTo: _conflict("nothing_to_move_to"),
+    registry.TooManyAliases: _conflict("too_many_aliases"),
+    registry.AdapterTooLarge: Rule(400, _REQUEST, "adapter_too_large"),
+    registry.StorageLimitReached: _conflict("storage_limit_reached"),
+    registry.PinLimitReached: _conflict("pin_limit_reached"),
     # The engine.
     engine.EngineError: _INTERNAL,
     engine.RequestRefused: Rule(400, _REQUEST, "invalid_value"),
@@ -267,8 +298,7 @@ def describe(error: BaseException) -> ErrorReply:
         "param": told.param,
         "code": told.code,
     }
-    if told.problems:
-        fields["problems"] = told.problems
+    fields |= told.problem_fields()
     body = msgspec.json.encode({"error": fields})
     return ErrorReply(told.status, body, encoded(told.headers, "application/json"))
 
@@ -285,9 +315,7 @@ def tell(error: BaseException) -> Told:
         message=rule.message or str(error),
         param=_param(error),
         headers=(*rule.headers, *_wait_headers(error)),
-        problems=tuple(map(str, error.problems))
-        if isinstance(error, adapters.CheckpointInvalid)
-        else (),
+        problems=error.problems if isinstance(error, adapters.CheckpointInvalid) else (),
     )
 
 

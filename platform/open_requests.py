@@ -13,9 +13,10 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from loraplex.adapters.registry.registry import ResolvedModel
+from loraplex.adapters.registry.resolution import ResolvedModel
 from loraplex.engine.client import EngineClient
 from loraplex.engine.protocol import Finished, Submit, Tokens, Usage
+from loraplex.platform.adapter_uses import AdapterUse
 from loraplex.platform.errors import EngineStopped, LedgerUnavailable
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
@@ -49,6 +50,7 @@ class OpenRequest:
     accepted_at: datetime
     price: Price | None
     """As of `accepted_at`; later ones are for later requests."""
+    use: AdapterUse
     holding: asyncio.Task[Hold] | None = None
     dispatched: bool = False
     """True from when the engine may have started on it; nothing before that is charged."""
@@ -146,6 +148,8 @@ class OpenRequests:
         request.holding = asyncio.create_task(self._quotas.reserve(asked))
         self._open[submit.request_id] = request
         self._idle.clear()
+        # Who breaks it off pays for what ran, as if the client had left.
+        request.use.end_with(lambda: self._settling(request))
         self._metrics.open_requests.set(len(self._open))
         return await asyncio.shield(request.holding)
 

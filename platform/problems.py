@@ -30,8 +30,7 @@ def problem(error: BaseException, request_id: str) -> ErrorReply:
         "code": told.code,
         "param": told.param,
     }
-    if told.problems:
-        fields["problems"] = told.problems
+    fields |= told.problem_fields()
     body = msgspec.json.encode(fields)
     return ErrorReply(told.status, body, encoded(told.headers, "application/problem+json"))
 

@@ -8,13 +8,16 @@ from datetime import UTC, datetime
 from prometheus_client import CollectorRegistry
 
 from loraplex.engine.client import EngineClient
+from loraplex.platform.adapter_bytes import removal
+from loraplex.platform.adapter_deletions import AdapterDeletions
+from loraplex.platform.adapter_uses import AdapterUses
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
 from loraplex.platform.open_requests import OpenRequests
 from loraplex.platform.prompts import PromptsOfEngine
 from loraplex.platform.settings import Settings
 from loraplex.tenants.db import Database
-from loraplex.tenants.ids import Entropy
+from loraplex.tenants.ids import Entropy, new_id
 from loraplex.tenants.last_used import LastUsed
 from loraplex.tenants.quotas import Quotas
 from loraplex.tenants.tables import AdminKey, ApiKey
@@ -54,6 +57,8 @@ class Services:
     prompts: PromptsOfEngine
     open_requests: OpenRequests
     metrics: GatewayMetrics
+    adapter_uses: AdapterUses
+    adapter_deletions: AdapterDeletions
     last_used: LastUsed
     admin_last_used: LastUsed
 
@@ -65,6 +70,7 @@ class Services:
 def build_services(resources: Resources) -> Services:
     """Compose the parts. Nothing is started."""
     metrics = GatewayMetrics(resources.registry)
+    uses = AdapterUses()
     return Services(
         resources=resources,
         prompts=PromptsOfEngine(resources.engine, resources.now, resources.entropy),
@@ -76,6 +82,15 @@ def build_services(resources: Resources) -> Services:
             resources.now,
         ),
         metrics=metrics,
+        adapter_uses=uses,
+        adapter_deletions=AdapterDeletions(
+            new_id("gtw", resources.now(), resources.entropy),
+            resources.database,
+            resources.engine,
+            removal(resources.settings),
+            uses,
+            resources.now,
+        ),
         last_used=LastUsed(ApiKey),
         admin_last_used=LastUsed(AdminKey),
     )

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from loraplex.adapters.errors import AdapterError
 from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
-from loraplex.adapters.resident_sizes import ResidentSizes
+from loraplex.adapters.sizes import AdapterSizes, sizes_of_head
 from loraplex.engine import memory
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
@@ -228,17 +228,12 @@ def compose_engine(
     `costs` it knows nothing of step times yet; `clock` is in seconds."""
     mailbox = Mailbox()
     store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
-    itemsize = model.dtype.itemsize
 
     # What a digest names never changes, so its header is read once.
     @lru_cache(maxsize=_MAX_KNOWN_SIZES)
-    def sizes_of_local(digest: str) -> ResidentSizes:
-        return ResidentSizes.read(store.open(digest), digest, model.shapes, itemsize)
-
-    def sizes_of(digest: str) -> ResidentSizes:
-        if store.is_local(digest):
-            return sizes_of_local(digest)
-        return ResidentSizes.estimated(store.sizes(digest), itemsize)
+    def sizes_of(digest: str) -> AdapterSizes:
+        itemsize = model.dtype.itemsize
+        return sizes_of_head(store.head(digest), model.shapes, bytes_per_element=itemsize)
 
     def num_bytes(digest: str) -> int:
         return sizes_of(digest).device_bytes

@@ -1,9 +1,10 @@
 """What SQLite and PostgreSQL have both and SQLAlchemy spells apart for each."""
 
+import hashlib
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, func, literal_column
+from sqlalchemy import ColumnElement, func, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
@@ -20,6 +21,17 @@ def insert_unless_there(
     on_sqlite = session.get_bind().dialect.name == "sqlite"
     insert = sqlite.insert(table) if on_sqlite else postgresql.insert(table)
     return insert.values(**values).on_conflict_do_nothing(index_elements=unique)
+
+
+async def lock_text(session: AsyncSession, text: str) -> None:
+    """Wait until no other transaction holds the lock of this text; hold it until this one ends.
+
+    SQLite's transactions exclude each other anyway.
+    """
+    if session.get_bind().dialect.name == "sqlite":
+        return
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
+    await session.execute(select(func.pg_advisory_xact_lock(number)))
 
 
 def start_of(

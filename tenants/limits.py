@@ -36,3 +36,21 @@ class TenantLimits:
             tokens_per_minute=self.tokens_per_minute or defaults.tokens_per_minute,
             concurrency=self.concurrency or defaults.concurrency,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """What a tenant's adapters may take; named as the tenant's columns are."""
+
+    adapter_storage_bytes: int | None = None
+    """Most that its adapters may take in the store, equal bytes once; None sets no limit."""
+    adapter_max_rank: int | None = None
+    """Largest rank of an adapter; None sets no limit but the platform's."""
+    adapter_max_modules: int | None = None
+    """Most modules that one adapter may change; None sets no limit."""
+    adapter_floor_bytes: int | None = None
+    """Of the device's memory, what others cannot push its adapters out of; None is 0."""
+    adapter_cap_bytes: int | None = None
+    """Most that its adapters may take of the device's memory; None sets no limit."""
+    adapter_pin_bytes: int | None = None
+    """Most that it may pin; None lets it pin nothing."""

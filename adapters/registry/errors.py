@@ -2,7 +2,15 @@
 
 RegistryError
 ├── ModelNotFound       nothing that the tenant may use has the name
-└── VersionConflict     the same checkpoint was published for another base model
+├── VersionConflict     the same checkpoint was published for another base model
+├── VersionInUse        an alias means the version, so it cannot go
+├── VersionNotReady     the version is retired or being deleted, and what is asked needs a ready one
+├── AliasMoved          the alias means another version than the caller expects
+├── NothingToMoveTo     a rollback without a version before, a promotion without a canary
+├── TooManyAliases      the adapter has as many as it may
+├── AdapterTooLarge     its rank or modules exceed the tenant's limits
+├── StorageLimitReached the tenant's adapters take all the room that they may
+└── PinLimitReached     the tenant's pins do
 """
 
 
@@ -16,3 +24,35 @@ class ModelNotFound(RegistryError):
 
 class VersionConflict(RegistryError):
     """The adapter has a version of these bytes, made for another base model."""
+
+
+class VersionInUse(RegistryError):
+    """Aliases mean the version, or send it requests as a canary; the message names them."""
+
+
+class VersionNotReady(RegistryError):
+    """The version cannot be called; the message says why and what helps."""
+
+
+class AliasMoved(RegistryError):
+    """The alias does not mean what the caller expects; the message has what it means."""
+
+
+class NothingToMoveTo(RegistryError):
+    """The alias has no version before, or no canary."""
+
+
+class TooManyAliases(RegistryError):
+    """One more alias than an adapter may have."""
+
+
+class AdapterTooLarge(RegistryError):
+    """The adapter's rank or number of modules exceeds a limit of the tenant."""
+
+
+class StorageLimitReached(RegistryError):
+    """With this adapter the tenant's would take more of the store than they may."""
+
+
+class PinLimitReached(RegistryError):
+    """With this version the tenant's pins would take more memory than they may."""

@@ -1,19 +1,25 @@
-"""Names of adapters, resolved to immutable digests inside one tenant."""
+"""The versions of a tenant's adapters: published once, never changed."""
 
-import re
+import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.registry.errors import ModelNotFound, VersionConflict
+from loraplex.adapters.registry import storage_use
+from loraplex.adapters.registry.errors import VersionConflict
+from loraplex.adapters.registry.names import AdapterName, not_found
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
+from loraplex.tenants import audit
+from loraplex.tenants.audit import Act
 from loraplex.tenants.dialects import insert_unless_there
-from loraplex.tenants.ids import SLUG, check_slug
+from loraplex.tenants.ids import check_slug
 from loraplex.tenants.tables import Tenant
 
-_MODEL = re.compile(rf"({SLUG})/({SLUG})(?:@([1-9][0-9]{{0,8}}))?")
+Keep = Callable[[], Awaitable[object]]
+"""Makes sure that the bytes of a checkpoint are in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,24 @@ class Publication:
     num_bytes: int
     base_model: str
     """Name of the base model it was validated against."""
+    num_modules: int = 0
+    """Modules that it changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a version is in its life."""
+
+    status: str = "ready"
+    """`ready`, `retired` or `deleted`."""
+    is_pinned: bool = False
+    retired_at: datetime | None = None
+    deletion: str | None = None
+    """`drain` or `force` while it is being deleted."""
+    deleted_at: datetime | None = None
+
+
+READY = Standing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +65,36 @@ class PublishedVersion:
     num_bytes: int
     base_model: str
     created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """What a request runs on from first to last token."""
-
-    name: str
-    """The base model's name, or `tenant/adapter@version`."""
-    digest: str | None
-    """None for the base model."""
-    version: int | None
+    standing: Standing = READY
+    self_test: dict[str, object] | None = None
+    """What the self-test at registration compared and found; None if none ran."""
 
 
 async def publish(
-    session: AsyncSession, tenant_id: str, publication: Publication, now: datetime
+    session: AsyncSession,
+    tenant_id: str,
+    publication: Publication,
+    now: datetime,
+    actor: str = audit.PLATFORM,
+    keep: Keep | None = None,
 ) -> PublishedVersion:
-    """Make the checkpoint the newest version of the name; one that it has already is returned.
+    """Make the checkpoint the newest version of the name; one that it has already is returned, and
+    is ready again if it was retired or deleted.
+
+    `keep` is called while nobody can remove the bytes, and so is quick where they are there.
 
     Raises:
         NameInvalid: the name is not a slug.
         VersionConflict: it has the checkpoint already, for another base model.
+        AdapterTooLarge, StorageLimitReached: a limit of the tenant.
     """
     check_slug(publication.name, "The adapter's name")
-    adapter_id = await _lock_adapter(session, tenant_id, publication.name, now)
+    await storage_use.check_limits(session, tenant_id, publication)
+    act = Act(actor, now)
+    adapter_id = await _made_adapter(session, tenant_id, publication.name, now)
+    await storage_use.lock_digest(session, publication.digest)
+    if keep is not None:
+        await keep()
     versions = select(AdapterVersion).where(AdapterVersion.adapter_id == adapter_id)
     stored = await session.scalar(versions.where(AdapterVersion.digest == publication.digest))
     if stored is None:
@@ -80,63 +110,58 @@ async def publish(
         )
         session.add(stored)
         await session.flush()
+        await _tell(session, act, tenant_id, stored, None)
     elif stored.base_model != publication.base_model:
         raise VersionConflict(
             f"This checkpoint is version {stored.number} of {publication.name} already, for the "
             f"base model {stored.base_model}; publish it for {publication.base_model} under "
             "another name."
         )
-    found = await session.execute(_versions(tenant_id).where(AdapterVersion.id == stored.id))
-    return _published(*found.one())
-
-
-async def resolve(
-    session: AsyncSession, tenant_id: str, model: str, base_model: str
-) -> ResolvedModel:
-    """Return what `model` means for this tenant, now: a base model, or one version of an adapter.
-
-    Only versions made for the base model that is served, `base_model`, are found.
-
-    Raises:
-        ModelNotFound: nothing that this tenant may use has the name.
-    """
-    if model == base_model:
-        return ResolvedModel(base_model, digest=None, version=None)
-    match = _MODEL.fullmatch(model)
-    if match is None:
-        raise _not_found(model)
-    query = _versions(tenant_id).where(
-        Tenant.name == match[1],
-        Adapter.name == match[2],
-        AdapterVersion.base_model == base_model,
-    )
-    if match[3] is not None:
-        query = query.where(AdapterVersion.number == int(match[3]))
-    row = (await session.execute(query.limit(1))).one_or_none()
-    if row is None:
-        raise _not_found(model)
-    found = _published(*row)
-    return ResolvedModel(f"{found.model}@{found.version}", found.digest, found.version)
-
-
-async def list_models(
-    session: AsyncSession, tenant_id: str, base_model: str
-) -> list[PublishedVersion]:
-    """Return what each name of the tenant resolves to on this base model, by name."""
-    query = _versions(tenant_id).where(AdapterVersion.base_model == base_model)
-    newest: dict[str, PublishedVersion] = {}
-    for row in await session.execute(query):
-        version = _published(*row)
-        newest.setdefault(version.model, version)
-    return list(newest.values())
+    elif stored.status != "ready":
+        before = stored.status
+        stored.status, stored.deletion = "ready", None
+        stored.retired_at = stored.deleted_at = None
+        await _tell(session, act, tenant_id, stored, before)
+    found = await session.execute(versions_of(tenant_id).where(AdapterVersion.id == stored.id))
+    return published(*found.one())
 
 
 async def list_versions(session: AsyncSession, tenant_id: str) -> list[PublishedVersion]:
-    """Return all versions of all adapters of the tenant: by name, newest first."""
-    return [_published(*row) for row in await session.execute(_versions(tenant_id))]
+    """Return all versions of all adapters of the tenant that are not deleted: by name, newest
+    first."""
+    query = versions_of(tenant_id).where(AdapterVersion.status != "deleted")
+    return [published(*row) for row in await session.execute(query)]
 
 
-def _versions(tenant_id: str) -> "Select[str, Adapter, AdapterVersion]":
+async def list_all_versions(session: AsyncSession, name: AdapterName) -> list[PublishedVersion]:
+    """Return all versions of one adapter, deleted ones too, newest first.
+
+    Raises:
+        ModelNotFound: the tenant has no such adapter.
+    """
+    query = versions_of(name.tenant_id).where(Adapter.name == name.adapter)
+    found = [published(*row) for row in await session.execute(query)]
+    if not found:
+        raise not_found(name.adapter)
+    return found
+
+
+async def get_version(session: AsyncSession, name: AdapterName, number: int) -> PublishedVersion:
+    """Return one version, whatever its status.
+
+    Raises:
+        ModelNotFound: the tenant has no such adapter, or that no such version.
+    """
+    query = versions_of(name.tenant_id).where(
+        Adapter.name == name.adapter, AdapterVersion.number == number
+    )
+    row = (await session.execute(query)).one_or_none()
+    if row is None:
+        raise not_found(f"{name.adapter}@{number}")
+    return published(*row)
+
+
+def versions_of(tenant_id: str) -> "Select[str, Adapter, AdapterVersion]":
     """Select versions of one tenant only; every reading function goes through here."""
     return (
         select(Tenant.name, Adapter, AdapterVersion)
@@ -147,7 +172,8 @@ def _versions(tenant_id: str) -> "Select[str, Adapter, AdapterVersion]":
     )
 
 
-def _published(tenant_name: str, adapter: Adapter, version: AdapterVersion) -> PublishedVersion:
+def published(tenant_name: str, adapter: Adapter, version: AdapterVersion) -> PublishedVersion:
+    """What a row of `versions_of` says."""
     return PublishedVersion(
         model=f"{tenant_name}/{adapter.name}",
         version=version.number,
@@ -156,24 +182,63 @@ def _published(tenant_name: str, adapter: Adapter, version: AdapterVersion) -> P
         num_bytes=version.num_bytes,
         base_model=version.base_model,
         created_at=version.created_at,
+        standing=Standing(
+            status=version.status,
+            is_pinned=version.is_pinned,
+            retired_at=version.retired_at,
+            deletion=version.deletion,
+            deleted_at=version.deleted_at,
+        ),
+        self_test=None if version.self_test is None else json.loads(version.self_test),
     )
 
 
-async def _lock_adapter(session: AsyncSession, tenant_id: str, name: str, now: datetime) -> int:
+@dataclass(frozen=True, slots=True)
+class LockedAdapter:
+    """An adapter that only this transaction changes, with its aliases and versions."""
+
+    id: int
+    model: str
+    """`tenant/adapter`."""
+    tenant_id: str
+
+
+async def lock_adapter(session: AsyncSession, name: AdapterName) -> LockedAdapter:
+    """Let others who would change the adapter wait until this transaction ends.
+
+    Raises:
+        ModelNotFound: the tenant has no such adapter.
+    """
+    # SQLite's transaction holds the only write lock already, and ignores the lock of the row.
+    query = (
+        select(Adapter.id, Tenant.name)
+        .join(Tenant, Tenant.id == Adapter.tenant_id)
+        .where(Adapter.tenant_id == name.tenant_id, Adapter.name == name.adapter)
+        .with_for_update(of=Adapter)
+    )
+    row = (await session.execute(query)).one_or_none()
+    if row is None:
+        raise not_found(name.adapter)
+    return LockedAdapter(row[0], f"{row[1]}/{name.adapter}", name.tenant_id)
+
+
+async def _made_adapter(session: AsyncSession, tenant_id: str, name: str, now: datetime) -> int:
     """Return the adapter's id, made if absent; others who publish to it wait until we commit."""
     await session.execute(
         insert_unless_there(
             session, Adapter, "tenant_id", "name", tenant_id=tenant_id, name=name, created_at=now
         )
     )
-    # SQLite's transaction holds the only write lock already, and ignores the lock of the row.
-    row = await session.execute(
-        select(Adapter.id)
-        .where(Adapter.tenant_id == tenant_id, Adapter.name == name)
-        .with_for_update()
-    )
-    return row.scalar_one()
+    return (await lock_adapter(session, AdapterName(tenant_id, name))).id
 
 
-def _not_found(model: str) -> ModelNotFound:
-    return ModelNotFound(f"The model {model[:200]!r} does not exist or you have no access to it.")
+async def _tell(
+    session: AsyncSession, act: Act, tenant_id: str, stored: AdapterVersion, before: str | None
+) -> None:
+    row = await session.execute(versions_of(tenant_id).where(AdapterVersion.id == stored.id))
+    version = published(*row.one())
+    detail: dict[str, object] = {"digest": version.digest, "num_bytes": version.num_bytes}
+    if before is not None:
+        detail["was"] = before
+    subject = f"{version.model}@{version.version}"
+    await audit.append(session, act, tenant_id, "adapter.publish", subject, detail)

@@ -6,16 +6,19 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     ForeignKey,
+    Index,
     String,
     Text,
     UniqueConstraint,
     false,
+    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
 from loraplex.tenants.columns import Base, BigId, UtcDateTime, one_of
 
 VERSION_STATUSES = ("ready", "retired", "deleted")
+DELETION_MODES = ("drain", "force")
 UPLOAD_STATUSES = ("uploading", "validating", "ready", "rejected", "cancelled")
 
 
@@ -40,6 +43,14 @@ class AdapterVersion(Base):
         UniqueConstraint("adapter_id", "digest"),
         CheckConstraint("number >= 1", name="number"),
         CheckConstraint(one_of("status", VERSION_STATUSES), name="status"),
+        CheckConstraint(one_of("deletion", DELETION_MODES), name="deletion"),
+        Index("ix_adapter_version_digest", "digest"),
+        Index(
+            "ix_adapter_version_deletion",
+            "deletion",
+            sqlite_where=text("deletion IS NOT NULL"),
+            postgresql_where=text("deletion IS NOT NULL"),
+        ),
     )
 
     id: Mapped[BigId] = mapped_column(primary_key=True)
@@ -57,6 +68,8 @@ class AdapterVersion(Base):
     """`ready` can be called; `retired` finishes what runs; of a `deleted` one only the row is left,
     which invoices name."""
     retired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    deletion: Mapped[str | None] = mapped_column(String(8))
+    """While its deletion is under way: how the requests on it end, by themselves or by us."""
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     is_pinned: Mapped[bool] = mapped_column(server_default=false())
     """Kept in memory while its tenant's pins allow it."""
@@ -108,3 +121,15 @@ class AdapterUpload(Base):
     version_id: Mapped[BigId | None] = mapped_column(ForeignKey("adapter_version.id"))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Gateway(Base):
+    """A gateway that runs, and the deletions that it does not stand in the way of."""
+
+    __tablename__ = "gateway"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    """Long ago for one that was killed."""
+    cleared: Mapped[str] = mapped_column(Text)
+    """JSON: ids of versions that are being deleted, on which it has no request and takes none."""

@@ -31,6 +31,7 @@ def upgrade() -> None:
     _extend_versions()
     _create_aliases()
     _create_uploads()
+    _create_gateways()
     _create_audit()
 
 
@@ -40,6 +41,7 @@ def _extend_versions() -> None:
             sa.Column("status", sa.String(16), nullable=False, server_default="ready")
         )
         version.add_column(sa.Column("retired_at", UtcDateTime(), nullable=True))
+        version.add_column(sa.Column("deletion", sa.String(8), nullable=True))
         version.add_column(sa.Column("deleted_at", UtcDateTime(), nullable=True))
         version.add_column(
             sa.Column("is_pinned", sa.Boolean(), nullable=False, server_default=sa.false())
@@ -49,6 +51,17 @@ def _extend_versions() -> None:
         version.create_check_constraint(
             op.f("ck_adapter_version_status"), "status IN ('ready', 'retired', 'deleted')"
         )
+        version.create_check_constraint(
+            op.f("ck_adapter_version_deletion"), "deletion IN ('drain', 'force')"
+        )
+    op.create_index("ix_adapter_version_digest", "adapter_version", ["digest"])
+    op.create_index(
+        "ix_adapter_version_deletion",
+        "adapter_version",
+        ["deletion"],
+        sqlite_where=sa.text("deletion IS NOT NULL"),
+        postgresql_where=sa.text("deletion IS NOT NULL"),
+    )
 
 
 def _version_id(name: str, *, nullable: bool) -> sa.Column[int]:
@@ -101,6 +114,16 @@ def _create_uploads() -> None:
     op.create_index(op.f("ix_adapter_upload_tenant_id"), "adapter_upload", ["tenant_id"])
 
 
+def _create_gateways() -> None:
+    op.create_table(
+        "gateway",
+        sa.Column("id", sa.String(40), nullable=False),
+        sa.Column("seen_at", UtcDateTime(), nullable=False),
+        sa.Column("cleared", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_gateway")),
+    )
+
+
 def _create_audit() -> None:
     op.create_table(
         "audit_event",
@@ -119,11 +142,18 @@ def _create_audit() -> None:
 def downgrade() -> None:
     """Take the revision back."""
     op.drop_table("audit_event")
+    op.drop_table("gateway")
     op.drop_table("adapter_upload")
     op.drop_table("adapter_alias")
+    op.drop_index("ix_adapter_version_deletion", "adapter_version")
+    op.drop_index("ix_adapter_version_digest", "adapter_version")
     with op.batch_alter_table("adapter_version") as version:
-        version.drop_constraint(op.f("ck_adapter_version_status"), type_="check")
-        for name in ("profile", "self_test", "is_pinned", "deleted_at", "retired_at", "status"):
+        for name in ("status", "deletion"):
+            version.drop_constraint(op.f(f"ck_adapter_version_{name}"), type_="check")
+        for name in (
+            *("profile", "self_test", "is_pinned"),
+            *("deleted_at", "deletion", "retired_at", "status"),
+        ):
             version.drop_column(name)
     with op.batch_alter_table("tenant") as tenant:
         for name, _ in reversed(_LIMITS):

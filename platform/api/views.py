@@ -275,6 +275,14 @@ class PriceView(View):
         )
 
 
+class DetailView(BaseModel):
+    """One reason to refuse an adapter."""
+
+    field: str
+    value: str
+    reason: str
+
+
 class ProblemView(BaseModel):
     """An error, as RFC 9457 has it."""
 
@@ -286,3 +294,4 @@ class ProblemView(BaseModel):
     code: str
     param: str | None
     problems: list[str] | None = None
+    details: list[DetailView] | None = None

@@ -93,7 +93,7 @@ def test_a_tensor_that_nothing_claims_is_named(folder):
 def test_a_weight_of_the_base_other_than_of_embedding_and_head_is_refused(folder):
     name = f"base_model.model.{Q0}.base_layer.weight"
     build.save(folder, content={**build.tensors(), name: np.zeros((3, 4), np.float32)})
-    assert f"{Q0}: holds a weight of the base model" in problem(folder)
+    assert f"{Q0}: holds a weight, but modules_to_save does not name it" in problem(folder)
 
 
 @pytest.mark.parametrize(("gone", "side"), [(A0, "no lora_A"), (B0, "no lora_B")])

@@ -1,54 +1,17 @@
 """The registry: names of one tenant, resolved to immutable digests."""
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.adapters.shop import BASE, NOW, Shop
 
-from loraplex.adapters.registry import registry
+from loraplex.adapters.registry import names, registry, resolution
 from loraplex.adapters.registry.errors import ModelNotFound, VersionConflict
-from loraplex.adapters.registry.registry import Publication, PublishedVersion, ResolvedModel
-from loraplex.tenants import directory
-from loraplex.tenants.db import Database
+from loraplex.adapters.registry.registry import PublishedVersion
+from loraplex.adapters.registry.resolution import ResolvedModel
 from loraplex.tenants.errors import NameInvalid
-
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-BASE = "tiny-base"
-
-
-@dataclass(frozen=True, slots=True)
-class Shop:
-    """A registry with two tenants."""
-
-    database: Database
-    acme: str
-    other: str
-
-    async def publish(
-        self, digest: str, name: str = "support", tenant: str = "", base: str = BASE
-    ) -> PublishedVersion:
-        publication = Publication(name, digest, rank=8, num_bytes=1024, base_model=base)
-        async with self.database.session() as session:
-            return await registry.publish(session, tenant or self.acme, publication, NOW)
-
-    async def resolve(self, model: str, tenant: str = "", base: str = BASE) -> ResolvedModel:
-        async with self.database.reader() as session:
-            return await registry.resolve(session, tenant or self.acme, model, base)
-
-
-@pytest.fixture
-async def shop(database_url: str) -> AsyncIterator[Shop]:
-    database = Database.open(database_url)
-    async with database.session() as session:
-        acme = await directory.create(session, "acme", NOW, secrets.token_bytes)
-        other = await directory.create(session, "other", NOW, secrets.token_bytes)
-    yield Shop(database, acme.id, other.id)
-    await database.close()
 
 
 async def test_versions_of_a_name_count_from_one(shop: Shop) -> None:
@@ -140,6 +103,11 @@ async def test_absent_malformed_and_other_tenants_models_are_told_alike(shop: Sh
         "acme/support@99999999999999999999",
         "acme/support@१",
         "acme/support/x",
+        "acme/support:",
+        "acme/support:Prod",
+        "acme/support:prod@1",
+        "acme/support@1:prod",
+        ":prod",
         "ACME/support",
         "acme/support%",
         "acme/suppor_",
@@ -157,8 +125,8 @@ async def test_names_that_only_look_like_one_are_not_found(shop: Shop, model: st
 
 @given(st.text(max_size=60))
 def test_no_text_but_a_model_name_reaches_the_database(text: str) -> None:
-    match = registry._MODEL.fullmatch(text)
-    assert match is None or set(text) <= set("abcdefghijklmnopqrstuvwxyz0123456789-/@")
+    name = names.parse(text)
+    assert name is None or set(text) <= set("abcdefghijklmnopqrstuvwxyz0123456789-/@:")
 
 
 async def test_a_list_shows_what_each_name_of_the_tenant_means(shop: Shop) -> None:
@@ -168,4 +136,4 @@ async def test_a_list_shows_what_each_name_of_the_tenant_means(shop: Shop) -> No
     await shop.publish("d4", name="elsewhere", base="other-base")
     await shop.publish("d5", tenant=shop.other)
     async with shop.database.reader() as session:
-        assert await registry.list_models(session, shop.acme, BASE) == [sales, newest]
+        assert await resolution.list_models(session, shop.acme, BASE) == [sales, newest]

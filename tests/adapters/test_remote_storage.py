@@ -94,7 +94,7 @@ def test_bytes_that_were_changed_elsewhere_are_refused(tmp_path: Path, data: byt
 def test_a_manifest_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
     files = Counting()
     digest = "a" * 64
-    manifest = b'{"num_elements": 1, "num_bytes": 4, "files": {"../../evil": 1}}'
+    manifest = b'{"files": {"../../evil": 1}}'
     files.pipe_file(f"/a/aa/{digest}/version.json", manifest)
     with pytest.raises(AdapterCorrupt, match="no version has"):
         RemoteStore(files, "/a", tmp_path / "reader", GIB).open(digest)

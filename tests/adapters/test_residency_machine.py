@@ -1,4 +1,4 @@
-"""The conservation laws of adapters in memory, under random interleavings of all that may happen."""
+"""The conservation laws of adapters in memory, under random interleavings of what may happen."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -100,12 +100,12 @@ def test_an_absent_version_is_missing(store: Store) -> None:
     with pytest.raises(AdapterMissing):
         store.open("0" * 64)
     with pytest.raises(AdapterMissing):
-        store.sizes("0" * 64)
+        store.head("0" * 64)
 
 
 @pytest.mark.parametrize("name", ["", "..", "../upload", "0" * 63, "0" * 65, "A" * 64, "/etc"])
 def test_a_name_that_is_no_digest_is_missing(store: Store, name: str) -> None:
-    for ask in (store.open, store.sizes):
+    for ask in (store.open, store.head):
         with pytest.raises(AdapterMissing):
             ask(name)
     store.remove(name)
@@ -162,7 +162,7 @@ def test_the_bytes_needed_are_known_without_fetching_the_tensors(
     store.put(checkpoint)
     num_elements = 2 * (2 * build.IN + build.OUT * 2)
     other = opened(url, tmp_path / "other")
-    assert other.sizes(checkpoint.digest).num_elements == num_elements
+    assert sum(e.num_elements for e in other.head(checkpoint.digest).entries) == num_elements
     assert not list((tmp_path / "other").rglob("*.safetensors"))
 
 

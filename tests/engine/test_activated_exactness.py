@@ -155,7 +155,7 @@ def test_activated_adapters_equal_peft_alone_beside_plain_ones_and_base_rows(
     config: dict[str, object],
 ) -> None:
     runner = make_runner(folder, num_host_blocks=16)
-    adapters = load_adapters(runner.shapes, adapter_folders, AdapterStore(tmp_path))
+    adapters = load_adapters(runner.model, adapter_folders, AdapterStore(tmp_path))
     world = ModelWorld(runner, adapters, max_running=len(cases), **config)
     for name, case in cases.items():
         world.add(
@@ -174,7 +174,7 @@ def test_what_the_base_computed_serves_activated_adapters_as_if_they_had_compute
     folder: Path, adapter_folders: dict[str, Path], cases: dict[str, Case], tmp_path: Path
 ) -> None:
     runner = make_runner(folder)
-    adapters = load_adapters(runner.shapes, adapter_folders, AdapterStore(tmp_path))
+    adapters = load_adapters(runner.model, adapter_folders, AdapterStore(tmp_path))
     world = ModelWorld(runner, adapters, num_blocks=NUM_BLOCKS, max_step_tokens=16)
     world.add("base", cases["red"].alone.prompt, NUM_TOKENS)
     world.run()

@@ -38,6 +38,7 @@ NOT_FOR_CLIENTS = {
     "AdapterCorrupt",
     # In the worker, which tells the gateway: there it is AdapterUnfit.
     "AdapterMismatch",
+    "PatternTimeout",
     "BaseUnreadable",
     "TensorFileInvalid",
     # Bugs of ours.

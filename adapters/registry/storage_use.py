@@ -1,0 +1,116 @@
+"""What a tenant's adapters take in the store, and whose bytes may be removed from it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex.adapters.registry.errors import AdapterTooLarge, StorageLimitReached
+from loraplex.adapters.registry.tables import Adapter, AdapterVersion
+from loraplex.tenants.dialects import lock_text
+from loraplex.tenants.directory import adapter_limits
+from loraplex.tenants.limits import AdapterLimits
+from loraplex.tenants.tables import Tenant
+
+Remove = Callable[[str], Awaitable[object]]
+"""Removes the bytes of a digest from the store; no effect if they are gone."""
+
+
+class Sized(Protocol):
+    """An adapter, as far as limits ask."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def num_modules(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+
+
+async def lock_digest(session: AsyncSession, digest: str) -> None:
+    """Until this transaction ends, nobody else publishes or removes these bytes. Whoever locks an
+    adapter too does that before, so that no two wait for each other."""
+    await lock_text(session, f"adapter bytes {digest}")
+
+
+async def stored_bytes(session: AsyncSession, tenant_id: str) -> int:
+    """Bytes of a tenant's adapters that are not deleted, equal ones once."""
+    sizes = await _sizes(session, tenant_id)
+    return sum(sizes.values())
+
+
+async def check_limits(session: AsyncSession, tenant_id: str, adapter: Sized) -> None:
+    """Refuse an adapter that the tenant's limits do not let in; until this transaction ends, no
+    other of its adapters is let in.
+
+    Raises:
+        AdapterTooLarge: its rank or its number of modules.
+        StorageLimitReached: what it takes, beside what is there.
+    """
+    limits = await _limits(session, tenant_id)
+    _check_shape(limits, adapter)
+    limit = limits.adapter_storage_bytes
+    if limit is None:
+        return
+    sizes = await _sizes(session, tenant_id)
+    used = sum(sizes.values())
+    if adapter.digest not in sizes and used + adapter.num_bytes > limit:
+        raise StorageLimitReached(
+            f"The adapter has {adapter.num_bytes} bytes, and the tenant's adapters take {used} of "
+            f"the {limit} that they may (adapter_storage_bytes); delete versions that are not "
+            "needed, or ask the operator for more."
+        )
+
+
+async def remove_unnamed(session: AsyncSession, digest: str, remove: Remove) -> bool:
+    """Remove bytes that no version names, of whichever tenant; False if one does.
+
+    The lock is held until the transaction ends, so no version can be published meanwhile whose
+    publisher has seen bytes that go.
+    """
+    await lock_digest(session, digest)
+    named = select(AdapterVersion.id).where(
+        AdapterVersion.digest == digest, AdapterVersion.status != "deleted"
+    )
+    if await session.scalar(named.limit(1)) is not None:
+        return False
+    await remove(digest)
+    return True
+
+
+async def _limits(session: AsyncSession, tenant_id: str) -> AdapterLimits:
+    tenant = await session.get_one(Tenant, tenant_id)
+    limits = adapter_limits(tenant)
+    if limits.adapter_storage_bytes is not None:
+        # Two uploads at once would each find room for itself.
+        tenant = await session.get_one(
+            Tenant, tenant_id, with_for_update={"key_share": True}, populate_existing=True
+        )
+    return adapter_limits(tenant)
+
+
+def _check_shape(limits: AdapterLimits, adapter: Sized) -> None:
+    most_rank, most_modules = limits.adapter_max_rank, limits.adapter_max_modules
+    if most_rank is not None and adapter.rank > most_rank:
+        raise AdapterTooLarge(
+            f"The adapter's rank is {adapter.rank}, but the tenant's limit is {most_rank} "
+            "(adapter_max_rank); train it with a smaller r."
+        )
+    if most_modules is not None and adapter.num_modules > most_modules:
+        raise AdapterTooLarge(
+            f"The adapter changes {adapter.num_modules} modules, but the tenant's limit is "
+            f"{most_modules} (adapter_max_modules); train it with fewer target_modules."
+        )
+
+
+async def _sizes(session: AsyncSession, tenant_id: str) -> dict[str, int]:
+    query = (
+        select(AdapterVersion.digest, func.max(AdapterVersion.num_bytes))
+        .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+        .where(Adapter.tenant_id == tenant_id, AdapterVersion.status != "deleted")
+        .group_by(AdapterVersion.digest)
+    )
+    return dict((await session.execute(query)).all())

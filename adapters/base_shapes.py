@@ -57,11 +57,11 @@ class BaseShapes:
     """The head and the embedding of tokens share one weight."""
     biases: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Module path to length of each bias that is added to what the module makes: of linear layers
-    and of norms. A worker tells them; headers do not."""
+    and of norms."""
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """Parameter path to (experts, out, in), of layers that keep all experts in one parameter, or to
     (out, in), of routers that are no linear layers; a module's own in its order. A worker tells
-    them too."""
+    them, headers do not."""
 
     @classmethod
     def read(cls, model_dir: Path) -> Self:
@@ -89,9 +89,10 @@ class BaseShapes:
     @classmethod
     def of(cls, entries: Iterable[TensorEntry], *, tied: bool) -> Self:
         """Tell linear layers from embeddings; `tied` adds the head that shares an embedding."""
+        listed = tuple(entries)
         shapes = {
             entry.name.removesuffix(".weight"): (entry.shape[0], entry.shape[1])
-            for entry in entries
+            for entry in listed
             if entry.name.endswith(".weight") and len(entry.shape) == 2 and entry.dtype in _FLOATS
         }
         embeddings = {path: shape for path, shape in shapes.items() if _leaf(path) in _EMBEDDINGS}
@@ -102,12 +103,18 @@ class BaseShapes:
         if is_tied:
             linears["lm_head"] = shapes[tokens[0]]
             heads = frozenset({"lm_head"})
+        biases = {
+            entry.name.removesuffix(".bias"): entry.shape[0]
+            for entry in listed
+            if entry.name.endswith(".bias") and len(entry.shape) == 1 and entry.dtype in _FLOATS
+        }
         return cls(
             MappingProxyType(linears),
             MappingProxyType(embeddings),
             heads,
             token_embedding=tokens[0] if len(tokens) == 1 else None,
             is_tied=is_tied,
+            biases=MappingProxyType(biases),
         )
 
 

@@ -52,7 +52,7 @@ class ModuleLayout:
     has_gain: bool
     has_offset: bool
     num_experts: int = 0
-    """Of a parameter that holds experts."""
+    """Of a parameter, the matrices that it holds."""
 
     @property
     def is_updated(self) -> bool:
@@ -159,8 +159,13 @@ def _layout(
         tokens=TokenSources() if shape is None else _sources(roles, token_ids, shape[0]),
         has_gain=has_gain,
         has_offset=bool(_OFFSETS & roles.keys()) or (loses_bias and path in base.biases),
-        num_experts=base.parameters.get(path, (0,))[0],
+        num_experts=_num_experts(base.parameters.get(path, ())),
     )
+
+
+def _num_experts(shape: tuple[int, ...]) -> int:
+    """A router's parameter is one matrix; so PEFT counts it as of one expert."""
+    return shape[0] if len(shape) == 3 else 1
 
 
 def _num_outputs(path: str, base: BaseShapes) -> int:

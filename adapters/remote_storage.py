@@ -101,13 +101,10 @@ class RemoteStore:
             return self._cache.head(digest)
         except AdapterMissing:
             size = self._manifest(digest).files.get(TENSORS_FILE, 0)
-        tensors = self._path(digest, TENSORS_FILE)
+        parsed = parse(self._read(digest, CONFIG_FILE))
         try:
-            with _as_os_errors():
-                parsed = parse(self._files.cat_file(self._path(digest, CONFIG_FILE)))
-                start = self._files.cat_file(tensors, 0, 8)
-                end = 8 + header_bytes(TENSORS_FILE, start, size)
-                header = self._files.cat_file(tensors, 8, end)
+            end = 8 + header_bytes(TENSORS_FILE, self._read(digest, TENSORS_FILE, 0, 8), size)
+            header = self._read(digest, TENSORS_FILE, 8, end)
             entries = entries_of(TENSORS_FILE, header, size)
         except TensorFileInvalid as error:
             raise AdapterCorrupt(digest, str(error)) from error
@@ -125,6 +122,13 @@ class RemoteStore:
                 path = self._path(digest, name)
                 if self._files.exists(path):
                     self._files.rm_file(path)
+
+    def _read(
+        self, digest: str, name: str, start: int | None = None, end: int | None = None
+    ) -> bytes:
+        with _as_os_errors():
+            data: bytes = self._files.cat_file(self._path(digest, name), start=start, end=end)
+        return data
 
     def _path(self, digest: str, name: str) -> str:
         return f"{self._root}/{digest[:2]}/{digest}/{name}"

@@ -35,6 +35,11 @@ class Granted:
     """Tenants whose floors would exceed what may be reserved."""
 
     @property
+    def num_held(self) -> int:
+        """Pins and floors that hold."""
+        return len(self.reservations.pinned) + len(self.reservations.floors)
+
+    @property
     def num_refused(self) -> int:
         """Pins and floors that do not hold."""
         return len(self.refused_pins) + len(self.refused_floors)

@@ -21,6 +21,7 @@ said at `Transfers`. What is *pinned* is never evicted, and what a tenant's floo
 that tenant's own loads; both are bounded (`reservations`), so that they block nobody for ever.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
@@ -73,6 +74,9 @@ class Residency:
         self.granted = Granted(Reservations())
         """What is promised to whom."""
         self._pinned: dict[AdapterKey, int] = {}
+        self._own_pins: dict[str, int] = {}
+        self._promised: dict[str, int] = {}
+        """By tenant, bytes of its pins; and of them and its floor together."""
         self._dropped: set[AdapterKey] = set()
         """What is to be freed once nobody uses it or waits for it."""
         self._freed: list[AdapterKey] = []
@@ -137,19 +141,21 @@ class Residency:
         kept = device.held_by(tenant) - device.evictable_of(tenant, is_prefetch=is_prefetch)
         return min(room, cap - kept)
 
-    def most_loadable_bytes(self, tenant: str) -> int:
-        """The same, were all leases given back: what is larger than this can never be loaded, as
-        long as pins, floors and caps stay as they are."""
-        reservations = self.granted.reservations
-        pinned = sum(self._pinned.values())
-        own = sum(num for key, num in self._pinned.items() if key.tenant == tenant)
-        others = {key.tenant for key in self._pinned} | reservations.floors.keys()
-        floors = 0
-        for other in others - {tenant}:
-            of_pins = sum(num for key, num in self._pinned.items() if key.tenant == other)
-            floors += max(0, reservations.floors.get(other, 0) - of_pins)
-        room = self.capacity_bytes - pinned - floors
-        return min(room, reservations.caps.get(tenant, room + own) - own)
+    def most_loadable_bytes(self, key: AdapterKey) -> int:
+        """The most bytes that this adapter can have and still be loaded, were all leases given
+        back, as long as pins, floors and caps stay as they are."""
+        own = self._own_pins.get(key.tenant, 0) - self._pinned.get(key, 0)
+        promised = self._promised.get(key.tenant, 0)
+        room = self.capacity_bytes - own - (sum(self._promised.values()) - promised)
+        cap = self.granted.reservations.caps.get(key.tenant)
+        return room if cap is None else min(room, cap - own)
+
+    def unloadable(self) -> list[AdapterKey]:
+        """Absent adapters that requests wait for and that can no longer be loaded."""
+        awaited = (key for key in self.demand.awaited() if key not in self._device)
+        return [
+            key for key in awaited if self.demand.num_bytes(key) > self.most_loadable_bytes(key)
+        ]
 
     def can_load(
         self, num_bytes: int, tenant: str | None = None, *, is_prefetch: bool = False
@@ -292,6 +298,7 @@ class Residency:
             if entry.is_pinned is not (key in self._pinned):
                 self._device.pin(key, is_pinned=not entry.is_pinned)
         self._device.set_floors(self.granted.reservations.floors)
+        self._add_up_promises()
         return True
 
     def absent_pins(self) -> Iterator[tuple[AdapterKey, int]]:
@@ -302,7 +309,8 @@ class Residency:
         """Nobody new will ask for it: free all memory of it, in each tier, once nobody uses it or
         waits for it, and pin it no longer."""
         self.counts.num_drops += 1
-        self._pinned.pop(key, None)
+        if self._pinned.pop(key, None) is not None:
+            self._add_up_promises()
         if key in self._device:
             self._device.pin(key, is_pinned=False)
         self._dropped.add(key)
@@ -318,7 +326,7 @@ class Residency:
         keys = {key: None for key, _ in self._device.items()}
         keys |= dict.fromkeys(self.host.keys) | dict.fromkeys(self.demand.awaited())
         return (
-            status_of(key, self._device.get(key), self.host.get(key), self.demand) for key in keys
+            status_of(key, self._device, self.host.get(key), self.demand) for key in keys
         )
 
     def check(self) -> None:
@@ -334,6 +342,14 @@ class Residency:
         for key in self._dropped:
             is_used = key in self._device or key in self.host.keys
             assert is_used or self.demand.is_awaited(key), "what is gone is to be dropped"
+
+    def _add_up_promises(self) -> None:
+        own = Counter[str]()
+        for key, num_bytes in self._pinned.items():
+            own[key.tenant] += num_bytes
+        floors = self.granted.reservations.floors
+        self._own_pins = dict(own)
+        self._promised = {t: max(own[t], floors.get(t, 0)) for t in own.keys() | floors.keys()}
 
     def _over_cap(self, num_bytes: int, tenant: str | None) -> int:
         """Bytes by which a load would make the tenant exceed its cap."""

@@ -5,9 +5,9 @@ from typing import Literal
 
 from loraplex.adapters.demand import Demand
 from loraplex.adapters.spec import AdapterKey
-from loraplex.adapters.tier import Entry
+from loraplex.adapters.tier import Entry, Tier
 
-Tier = Literal["store", "host", "loading", "device"]
+Place = Literal["store", "host", "loading", "device"]
 """The nearest place that has all of it; `loading`: it is on its way to the device."""
 
 
@@ -16,7 +16,7 @@ class AdapterStatus:
     """One adapter."""
 
     key: AdapterKey
-    tier: Tier
+    tier: Place
     device_bytes: int
     host_bytes: int
     leases: int
@@ -25,6 +25,8 @@ class AdapterStatus:
     """Layers of it on the device while it loads, of those that it has; 0 until that is known."""
     of_layers: int
     is_pinned: bool
+    is_protected: bool
+    """Its tenant's floor keeps it from others' loads."""
     is_unclaimed: bool
     """It was prefetched, and no request has needed it yet."""
     num_waiting: int
@@ -34,10 +36,11 @@ class AdapterStatus:
 
 
 def status_of(
-    key: AdapterKey, on_device: Entry | None, on_host: Entry | None, demand: Demand
+    key: AdapterKey, device: Tier, on_host: Entry | None, demand: Demand
 ) -> AdapterStatus:
     """Put together what the tiers know."""
-    tier: Tier = "store"
+    on_device = device.get(key)
+    tier: Place = "store"
     if on_device is not None:
         tier = "device" if on_device.is_there else "loading"
     elif on_host is not None:
@@ -51,6 +54,7 @@ def status_of(
         num_layers=0 if on_device is None else on_device.num_layers,
         of_layers=0 if on_device is None else on_device.of_layers,
         is_pinned=on_device is not None and on_device.is_pinned,
+        is_protected=device.is_protected(key),
         is_unclaimed=on_device is not None and on_device.is_unclaimed,
         num_waiting=demand.num_waiting_for(key),
         used_s=None if on_device is None or not on_device.used_s else on_device.used_s,

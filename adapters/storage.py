@@ -140,18 +140,6 @@ class AdapterStore:
             if folder.stat().st_mtime < before_s:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def remove(self, digest: str) -> None:
-        """Forget a version; one that is not there is no error. It disappears at once, whole."""
-        if not is_digest(digest):
-            return
-        leaving = self._root / f".{digest}.{uuid.uuid4().hex}.removed"
-        try:
-            self._home(digest).rename(leaving)
-        except FileNotFoundError:
-            return
-        _sync(self._home(digest).parent)
-        shutil.rmtree(leaving, ignore_errors=True)
-
     def _home(self, digest: str) -> Path:
         return self._root / digest[:2] / digest
 

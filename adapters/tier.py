@@ -115,9 +115,12 @@ class Tier:
         """What a load of the tenant may push out, from the least to the most recently used."""
         for key, entry in self._entries.items():
             if entry.is_evictable:
-                is_protected = self._floors and key in self._protected_of(key.tenant)
-                if not is_protected or key.tenant == tenant:
+                if key.tenant == tenant or not self.is_protected(key):
                     yield key
+
+    def is_protected(self, key: AdapterKey) -> bool:
+        """True if only its tenant's own loads may push it out, by a floor."""
+        return key in self._protected_of(key.tenant)
 
     def add(self, key: AdapterKey, entry: Entry) -> None:
         """Hold its bytes from now on."""

@@ -20,7 +20,7 @@ from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFile
 from loraplex.adapters.experts import ExpertPairs
 from loraplex.adapters.layout import AdapterLayout
 from loraplex.adapters.storage import Store
-from loraplex.adapters.targets import ranks, scales
+from loraplex.adapters.targets import matcher_for, ranks, scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 from loraplex.kernels.segments import LoraTable
 
@@ -97,6 +97,7 @@ def read(
         AdapterMissing: the store does not have it.
         AdapterCorrupt: its files are not what was stored.
         AdapterMismatch: it does not fit ``base`` or ``base_weights``.
+        PatternTimeout: a pattern of its config was not matched in time.
     """
     directory = store.open(digest)
     config, problems = read_config(directory)
@@ -111,11 +112,13 @@ def read(
     if found != digest:
         raise AdapterCorrupt(digest, f"its files have digest {found}")
     claims, problems = claim(entries, config, base)
-    problems += fit.problems(config, claims, base)
+    matcher = matcher_for(config, base)
+    problems += fit.problems(config, claims, base, matcher)
     if problems:
         raise AdapterMismatch(digest, tuple(problems))
     layout = AdapterLayout.of(claims, config, base)
-    assembly = Assembly(layout, tensors, scales(config, ranks(config, claims)), base_weights)
+    scale_of = scales(config, ranks(config, claims, matcher), matcher)
+    assembly = Assembly(layout, tensors, scale_of, base_weights)
     modules = assembly.modules()
     if assembly.problems:
         raise AdapterMismatch(digest, tuple(assembly.problems))

@@ -1,7 +1,6 @@
 """The gateway's side of the stream: submit, stream, abort, reconnect. No torch."""
 
 import asyncio
-import itertools
 import logging
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import OrderedDict
@@ -13,6 +12,7 @@ import msgspec
 
 from loraplex.engine.claim import claimed, held
 from loraplex.engine.client_events import ending_of, failure_of, merged, rejection_of
+from loraplex.engine.client_queries import QUERY_TIMEOUT_S, Queries
 from loraplex.engine.errors import (
     EngineError,
     EngineNotReached,
@@ -35,7 +35,6 @@ from loraplex.engine.protocol import (
     Explained,
     Finished,
     Hello,
-    MetricsQuery,
     MetricsText,
     ModelInfo,
     StepFrame,
@@ -45,6 +44,7 @@ from loraplex.engine.protocol import (
     Why,
     WorkerMessage,
 )
+from loraplex.engine.residency_protocol import Pins, ResidencyReport
 
 __all__ = [
     "Address",
@@ -58,7 +58,6 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-QUERY_TIMEOUT_S = 1.0
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
 MAX_KEPT_ENDINGS = 4096
 
@@ -104,8 +103,18 @@ class EngineClient(Protocol):
         next."""
         ...
 
+    def pin(self, pins: Pins) -> None:
+        """Let the worker keep these promises (`Pins`): this one, and each that connects from now
+        on."""
+        ...
+
     async def metrics(self) -> str:
         """The worker's metrics as Prometheus text; empty if it does not answer within a second."""
+        ...
+
+    async def residency(self) -> ResidencyReport | None:
+        """Which adapters are where in the worker's memory; None if it does not answer within a
+        second."""
         ...
 
 
@@ -142,8 +151,9 @@ class StreamClient:
         self._was_connected = False
         self._open: dict[str, _Open] = {}
         self._endings: OrderedDict[str, Finished] = OrderedDict()
-        self._queries: dict[int, asyncio.Future[str]] = {}
-        self._query_ids = itertools.count()
+        self._queries = Queries(self._send)
+        self._pins: Pins | None = None
+        """For each worker that connects."""
         self._drops: dict[Drop, None] = {}
         """What no worker has been told yet."""
         self._task: asyncio.Task[None] | None = None
@@ -232,19 +242,18 @@ class StreamClient:
         else:
             self._send(drop)
 
+    def pin(self, pins: Pins) -> None:
+        """See EngineClient."""
+        self._pins = pins
+        self._send(pins)
+
     async def metrics(self) -> str:
         """See EngineClient."""
-        query_id = next(self._query_ids)
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._queries[query_id] = answer
-        self._send(MetricsQuery(query_id))
-        try:
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
-                return await answer
-        except TimeoutError:
-            return ""
-        finally:
-            del self._queries[query_id]
+        return await self._queries.metrics()
+
+    async def residency(self) -> ResidencyReport | None:
+        """See EngineClient."""
+        return await self._queries.residency()
 
     def _send(self, message: object) -> None:
         if self._writer is not None:
@@ -305,10 +314,8 @@ class StreamClient:
                     self._greet(welcome, writer)
                 case StepFrame() as frame:
                     self._take(frame)
-                case MetricsText(query_id, text):
-                    query = self._queries.get(query_id)
-                    if query is not None and not query.done():
-                        query.set_result(text)
+                case MetricsText() | ResidencyReport() as answer:
+                    self._queries.take(answer)
 
     def _greet(self, welcome: Welcome, writer: StreamWriter) -> None:
         if welcome.protocol != PROTOCOL_VERSION:
@@ -321,6 +328,8 @@ class StreamClient:
         self._told = ""
         self._was_connected = True
         self._connected.set()
+        if self._pins is not None:
+            self._send(self._pins)
         for drop in self._drops:
             self._send(drop)
         self._drops.clear()
@@ -380,6 +389,4 @@ class StreamClient:
         self._connected.clear()
         for request_id in list(self._open):
             self._end(request_id, EngineUnavailable("the worker went away"), None)
-        for query in self._queries.values():
-            if not query.done():
-                query.set_result("")
+        self._queries.lose()

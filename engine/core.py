@@ -7,14 +7,18 @@ from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
 from loraplex.adapters.errors import AdapterError, AdapterMismatch
+from loraplex.adapters.reservations import RESERVABLE_SHARE, Reservations
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.events import Events
+from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
+from loraplex.engine.residency_protocol import Pins
+from loraplex.engine.residency_report import report_of
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
 from loraplex.engine.transfers_port import Arrival
@@ -25,6 +29,14 @@ Batch = TypeVar("Batch")
 
 LOAD_FAILED = "adapter_load_failed"
 LOAD_FAILED_MESSAGE = "the adapter could not be loaded; the operator's log has the reason"
+UNLOADABLE_MESSAGE = (
+    "the adapter does not fit any more beside what is promised to other tenants, or what its own "
+    "may hold; the operator can change pins, floors and caps"
+)
+_TOO_MUCH = (
+    f"pins and floors may take {RESERVABLE_SHARE:.0%} of the memory for adapters together, and pins "
+    "of a tenant no more than its cap"
+)
 STEP_FAILED_MESSAGE = "the request could not be computed; the operator's log has the reason"
 
 
@@ -133,14 +145,41 @@ class Engine(Generic[Batch]):
                 self._scheduler.abort(message.request_id, self._clock())
             elif isinstance(message, Why):
                 self._asides.explain(self._scheduler.explain(message.request_id, self._clock()))
-            elif isinstance(message, Drop):
-                self._drop(AdapterKey(message.tenant, message.adapter))
-            else:
+            elif isinstance(message, Submit):
                 self._accept(message)
+            else:
+                self._tend(message)
+
+    def _tend(self, message: Drop | Pins | Inspection) -> None:
+        """What is about adapters rather than requests."""
+        if isinstance(message, Drop):
+            self._drop(AdapterKey(message.tenant, message.adapter))
+        elif isinstance(message, Pins):
+            self._reserve(message)
+        else:
+            message.reply(report_of(self._residency, self._clock(), message.query_id))
 
     def _drop(self, key: AdapterKey) -> None:
         self._residency.drop(key)
         self._scheduler.forget(key)
+
+    def _reserve(self, pins: Pins) -> None:
+        """Keep these promises, if they are the newest; fail those who can never be served now."""
+        pinned: dict[AdapterKey, int] = {}
+        for pin in pins.pinned:
+            try:
+                pinned[AdapterKey(pin.tenant, pin.adapter)] = self._adapter_bytes(pin.adapter)
+            except (AdapterError, OSError) as error:
+                _log.error("pinned adapter %s cannot be read: %s", pin.adapter, error)
+        if not self._residency.reserve(Reservations(pins.version, pinned, pins.floors, pins.caps)):
+            return
+        granted = self._residency.granted
+        for key in granted.refused_pins:
+            _log.warning("adapter %s is not pinned: %s", key.digest, _TOO_MUCH)
+        for tenant in granted.refused_floors:
+            _log.warning("tenant %s has no floor: %s", tenant, _TOO_MUCH)
+        for key in self._residency.unloadable():
+            self._scheduler.fail_adapter(key, LOAD_FAILED, UNLOADABLE_MESSAGE)
 
     def _accept(self, submit: Submit) -> None:
         try:

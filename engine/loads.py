@@ -169,7 +169,8 @@ class Loads:
                 assert self._residency.is_unclaimed(key) is (key in self._prefetched)
         # Loads have filled the budget after prefetches had, at worst.
         largest = max(self._num_bytes.values(), default=0)
-        at_most = self._max_bytes + max(self._max_bytes, largest)
+        largest_prefetch = max(self._prefetched.values(), default=0)
+        at_most = max(self._max_bytes, largest_prefetch) + max(self._max_bytes, largest)
         assert self.bytes_in_flight <= at_most, "the budget is exceeded"
         num_waiting = sum(request.adapter is not None for request in waiting)
         assert self._residency.demand.num_waiting == num_waiting, "who waits is miscounted"

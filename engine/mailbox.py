@@ -3,9 +3,11 @@
 from collections import deque
 from threading import Condition
 
+from loraplex.engine.inspection import Inspection
 from loraplex.engine.protocol import Abort, Drop, Submit, Why
+from loraplex.engine.residency_protocol import Pins
 
-Message = Submit | Abort | Why | Drop
+Message = Submit | Abort | Why | Drop | Pins | Inspection
 
 
 class Mailbox:

@@ -25,7 +25,7 @@ while where there is much; and between two guesses."""
 
 
 class Prefetch:
-    """First adapters of requests that will be admitted soon, then those that were evicted and are
+    """First what is pinned, then adapters of requests that will be admitted soon, then those that were evicted and are
     worth more by now than what is in memory instead.
 
     A prefetch takes from nobody: it starts while no load waits for the budget, evicts only what is
@@ -38,11 +38,16 @@ class Prefetch:
         self._loads = loads
         self._mode = mode
         self._num_steps = self._queue_from = self._guess_from = 0
+        self._pins_version = 0
+        self._seen_pins: tuple[int, int] | None = None
+        """Versions of pins and residency at which nothing more was to be done."""
+        self._tried_pins: set[AdapterKey] = set()
         self._gone: OrderedDict[AdapterKey, None] = OrderedDict()
 
     def start(self, upcoming: Iterable[Request], draft: Draft) -> None:
         """Start what is worth it. `upcoming` are waiting requests, those first that are likely to
         be admitted first; once after each admission."""
+        self._load_pinned(draft)
         if self._mode == "none":
             return
         self._note(draft.evictions)
@@ -58,6 +63,27 @@ class Prefetch:
             likeliest = self._likeliest()
             if likeliest is not None:
                 self._try(likeliest, _MARGIN_OF_GUESSES, draft)
+
+    def _load_pinned(self, draft: Draft) -> None:
+        """Load what is pinned, whatever the mode. What could not be read is tried again when the
+        pins change."""
+        residency, version = self._residency, self._residency.granted.reservations.version
+        seen = version, residency.version
+        if seen == self._seen_pins:
+            return
+        self._seen_pins = seen
+        if version != self._pins_version:
+            self._pins_version = version
+            self._tried_pins.clear()
+        for key, num_bytes in residency.absent_pins():
+            if key in self._tried_pins:
+                continue
+            has_room = num_bytes <= self._loads.spare_bytes or not self._loads.bytes_in_flight
+            if not has_room or not residency.can_load(num_bytes, key.tenant, is_prefetch=True):
+                self._seen_pins = None  # look again
+                continue
+            self._tried_pins.add(key)
+            self._loads.prefetch(key, num_bytes, draft)
 
     def _try(self, key: AdapterKey, margin: float, draft: Draft) -> bool:
         """Start a prefetch if there is budget for it and it is worth it."""

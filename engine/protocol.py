@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport
+
 PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
@@ -116,7 +118,7 @@ class MetricsQuery(msgspec.Struct, frozen=True, tag="metrics_query"):
     query_id: int
 
 
-GatewayMessage = Hello | Submit | Abort | Why | Drop | MetricsQuery
+GatewayMessage = Hello | Submit | Abort | Why | Drop | Pins | MetricsQuery | ResidencyQuery
 
 
 class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,4 +279,4 @@ class MetricsText(msgspec.Struct, frozen=True, tag="metrics_text"):
     text: str
 
 
-WorkerMessage = Welcome | StepFrame | MetricsText
+WorkerMessage = Welcome | StepFrame | MetricsText | ResidencyReport

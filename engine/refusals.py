@@ -3,6 +3,8 @@
 from collections.abc import Container
 from math import inf
 
+from loraplex.adapters.residency import Residency
+from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import Submit
@@ -17,7 +19,7 @@ def refuse_open(submit: Submit, submissions: Container[str], choices: Container[
 
 
 def refuse_impossible(
-    submit: Submit, config: SchedulerConfig, adapter_bytes: int, capacity_bytes: int
+    submit: Submit, config: SchedulerConfig, adapter_bytes: int, residency: Residency
 ) -> None:
     """Raise RequestRefused, naming the field, if the request exceeds what the worker has in all."""
     sampling = submit.sampling
@@ -59,10 +61,14 @@ def refuse_impossible(
         )
     if not 0 < submit.weight < inf:
         raise RequestRefused(f"the weight is {submit.weight}; it must be above 0", "weight")
-    if adapter_bytes > capacity_bytes:
+    if submit.adapter is None:
+        return
+    most_bytes = residency.most_loadable_bytes(AdapterKey(submit.tenant, submit.adapter))
+    if adapter_bytes > most_bytes:
         raise RequestRefused(
-            f"the adapter needs {adapter_bytes} bytes; the worker has {capacity_bytes} for "
-            "adapters",
+            f"the adapter needs {adapter_bytes} bytes; the worker has {most_bytes} for it: "
+            f"{residency.capacity_bytes} for adapters, less what is promised to others, and at "
+            "most what its tenant may hold",
             "model",
         )
 

@@ -124,7 +124,7 @@ class Scheduler:
         DeadlineUnreachable if it has a deadline that cannot be met.
         """
         refuse_open(submit, self._submissions, self._requests)
-        refuse_impossible(submit, self._config, adapter_bytes, self._residency.capacity_bytes)
+        refuse_impossible(submit, self._config, adapter_bytes, self._residency)
         config = self._config
         refuse_overload(submit, config, len(self._waiting), self._num_waiting_tokens)
         sampling = submit.sampling

@@ -19,6 +19,7 @@ from loraplex.engine.frames import (
     notice_loss,
     read_frame,
 )
+from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
@@ -35,6 +36,7 @@ from loraplex.engine.protocol import (
     Welcome,
     Why,
 )
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport
 
 _log = logging.getLogger(__name__)
 
@@ -195,12 +197,22 @@ class StreamServer:
                 case Abort() | Why() as message:
                     if message.request_id in gateway.request_ids:
                         self._mailbox.put(message)
-                case Drop() as drop:
-                    self._mailbox.put(drop)
+                case Drop() | Pins() as message:
+                    self._mailbox.put(message)
+                case ResidencyQuery(query_id):
+                    self._inspect(query_id, gateway)
                 case MetricsQuery(query_id):
                     gateway.send(MetricsText(query_id, self._metrics()))
                 case Hello():
                     raise ValueError("a second hello")
+
+    def _inspect(self, query_id: int, gateway: _Gateway) -> None:
+        loop = asyncio.get_running_loop()
+
+        def reply(report: ResidencyReport) -> None:
+            loop.call_soon_threadsafe(gateway.send, report)
+
+        self._mailbox.put(Inspection(query_id, reply))
 
     def _submit(self, submit: Submit, gateway: _Gateway) -> None:
         if self._draining:

@@ -1,8 +1,8 @@
 """Finishes the deletions of adapter versions, whichever process began them.
 
 At start, every few seconds, and when something was deleted here or its last request ended: look
-which versions are being deleted; end the requests on those that go by force; tell the worker to drop
-what has no request here; say what is cleared; and finish what all gateways have cleared. Each step
+which versions are being deleted; end the requests on those that go by force; tell the worker to
+drop what has no request here; say what is cleared; finish what all gateways have cleared. Each step
 may be repeated, so a process that dies between two leaves nothing that another does not finish.
 """
 

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from loraplex.platform.api import adapters, chat, health, models, text_completions
+from loraplex.platform.api import adapters, audit, chat, health, models, text_completions
 from loraplex.platform.api.admin import admin
 from loraplex.platform.api.bodies import shown_name, unknown_parameter
 from loraplex.platform.api.faults import words_for
@@ -53,6 +53,7 @@ def create_app(resources: Resources) -> FastAPI:
         text_completions.router,
         models.router,
         adapters.router,
+        audit.router,
         health.router,
         admin.router,
         console.router,
@@ -83,6 +84,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
             await services.open_requests.settle_all()
             services.prompts.close()
             await services.adapter_deletions.leave()
+            await resources.templates.close()
 
 
 @asynccontextmanager

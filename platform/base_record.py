@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
+from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.engine.protocol import LinearShapes
 
 
@@ -43,3 +45,16 @@ def read_record(path: Path) -> BaseRecord | None:
         return None
     content = msgspec.json.decode(path.read_bytes(), type=_Record)
     return BaseRecord(content.name, Path(content.path), content.shapes)
+
+
+def shapes_told(shapes: LinearShapes) -> BaseShapes:
+    """The same as a worker tells it."""
+    return BaseShapes(
+        linears=MappingProxyType(shapes.linears),
+        embeddings=MappingProxyType(shapes.embeddings),
+        heads=frozenset(shapes.heads),
+        token_embedding=shapes.token_embedding,
+        is_tied=shapes.is_tied,
+        biases=MappingProxyType(shapes.biases),
+        parameters=MappingProxyType(shapes.parameters),
+    )

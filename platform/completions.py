@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from loraplex.adapters.profile import Profile
 from loraplex.adapters.registry.resolution import ResolvedModel, resolve
 from loraplex.engine.errors import (
     EngineError,
@@ -17,6 +18,7 @@ from loraplex.engine.errors import (
 from loraplex.engine.protocol import Finished, Sampling, ServiceTier, Submit, Tokens
 from loraplex.platform.adapter_uses import AdapterUse
 from loraplex.platform.errors import ContextLengthExceeded, EngineStopped, KeyMissing
+from loraplex.platform.invocation import adapter_start
 from loraplex.platform.open_requests import OpenRequest
 from loraplex.platform.prompts import Prompt
 from loraplex.platform.sampling import SamplingOptions
@@ -132,13 +134,19 @@ async def _admit(
     sticky = call.request_id if asked.sticky is None else asked.sticky
     target, price = await _resolve(principal, asked.model, sticky, accepted_at, services)
     use.runs_on(None if target.digest is None else target.name)
-    prompt = await services.prompts.encode(asked.prompt)
-    sampling = _sampling(asked, len(prompt), services)
+    adapter = await services.profiles.of(principal.tenant_id, target)
+    profile = Profile() if adapter is None else adapter.profile
+    prompt = await services.prompts.encode(asked.prompt, adapter)
+    sampling = _sampling(asked, len(prompt), profile, services)
+    # An activated adapter that is not invoked never acts: the base model computes the request,
+    # which stays one of the adapter's version to whoever pays for it.
+    start = adapter_start(prompt, profile.invocation_tokens)
     left_ms, spent_ms = _deadline(asked, principal, services.now() - accepted_at)
     submit = Submit(
         request_id=call.request_id,
         tenant=principal.tenant_id,
-        adapter=target.digest,
+        adapter=None if start is None else target.digest,
+        adapter_start=start or 0,
         prompt=prompt,
         sampling=sampling,
         weight=principal.weight,
@@ -207,8 +215,10 @@ def _deadline(
     return deadline.ms - spent_ms, spent_ms
 
 
-def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Services) -> Sampling:
-    """The sampling of a request, with an explicit cap and seed.
+def _sampling(
+    asked: CompletionRequest, num_prompt_tokens: int, profile: Profile, services: Services
+) -> Sampling:
+    """The sampling of a request, with an explicit cap and seed; the adapter says what it does not.
 
     Raises InvalidRequest, ContextLengthExceeded.
     """
@@ -230,4 +240,5 @@ def _sampling(asked: CompletionRequest, num_prompt_tokens: int, services: Servic
             f"{context} tokens; set {asked.max_tokens_field} to at most {left}.",
             asked.max_tokens_field,
         )
-    return asked.sampling.to_sampling(max_tokens, int.from_bytes(services.resources.entropy(8)))
+    options = asked.sampling.completed_by(profile)
+    return options.to_sampling(max_tokens, int.from_bytes(services.resources.entropy(8)))

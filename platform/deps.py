@@ -20,6 +20,8 @@ PROGRAM_HEADER = "x-loraplex-program"
 MAX_PROGRAM_CHARS = 128
 DEADLINE_HEADER = "x-loraplex-ttft-deadline-ms"
 MAX_DEADLINE_MS = 3_600_000
+STICKY_HEADER = "x-loraplex-sticky"
+MAX_STICKY_CHARS = 256
 MAX_INLINE_BYTES = 65_536
 """Larger bodies are read and checked in a thread, so that the event loop runs on."""
 
@@ -103,15 +105,29 @@ def deadline_of(request: Request) -> Deadline | None:
     return Deadline(float(text))
 
 
+def sticky_of(request: Request) -> str | None:
+    """The text by which an alias chooses a version, if the request has one. Raises
+    InvalidRequest."""
+    texts = request.headers.getlist(STICKY_HEADER)
+    if not texts:
+        return None
+    text = ", ".join(texts)  # as HTTP reads a header that is there twice
+    if len(text) > MAX_STICKY_CHARS:
+        raise InvalidRequest(
+            f"{STICKY_HEADER} must be at most {MAX_STICKY_CHARS} characters.", STICKY_HEADER
+        )
+    return text
+
+
 def call_of(request: Request, check: Callable[[bytes], CompletionRequest]) -> Call:
     """The call that a request makes; its body is read when the caller is known."""
 
     async def read() -> CompletionRequest:
-        program, deadline = program_of(request), deadline_of(request)
+        program, deadline, sticky = program_of(request), deadline_of(request), sticky_of(request)
         body = await body_of(request)
         is_large = len(body) > MAX_INLINE_BYTES
         asked = await asyncio.to_thread(check, body) if is_large else check(body)
-        return replace(asked, program=program, ttft_deadline=deadline)
+        return replace(asked, program=program, ttft_deadline=deadline, sticky=sticky)
 
     return Call(AccessLine.of(request.scope).request_id, bearer_key(request), read)
 

@@ -1,28 +1,20 @@
 """From what users send to token ids, for one model. No torch, no transformers."""
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
 
-from loraplex.engine.client import EngineClient
 from loraplex.engine.protocol import ModelInfo
 from loraplex.platform.chat_template import ChatTemplate
 from loraplex.platform.errors import ContextLengthExceeded, InvalidRequest, TokenizerUnsupported
 from loraplex.tenants.ids import Entropy
 
-MAX_INLINE_CHARS = 2048
-"""Longer prompts (about 1 ms of work) are encoded in a thread, so that the event loop runs on."""
-NUM_THREADS = 2
 _NONCE_BYTES = 16
-
-R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +49,16 @@ class TokenIds:
 Prompt = Chat | Text | TokenIds
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A conversation on its way through a template."""
+
+    messages: list[dict[str, str]]
+    """What the template gets."""
+    shown: Mapping[str, str]
+    """Names that stand in it for text that users typed, and that text."""
+
+
 class Prompts:
     """Tokenizer and chat template of one model.
 
@@ -87,7 +89,7 @@ class Prompts:
         )
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """The token ids of a prompt; CPU-bound, see `PromptsOfEngine.encode`.
+        """The token ids of a prompt; CPU-bound, see `prompts_of_engine`.
 
         Raises:
             InvalidRequest: it cannot be encoded, and which field is why.
@@ -111,26 +113,35 @@ class Prompts:
             raise InvalidRequest(
                 f"The model {self.model.name} has no chat template; use /v1/completions.", "model"
             )
-        if any(self._special.search(message.content) for message in messages):
-            return self._encode_guarded(self._template, messages)
-        rendered = self._template.render([_variables(m.role, m.content) for m in messages])
-        self._check_size(rendered, "messages")
-        return self._tokenizer.encode(rendered, add_special_tokens=False).ids
+        draft = self.draft(messages)
+        return self._encode_draft(draft, self._template.render(draft.messages))
 
-    def _encode_guarded(self, template: ChatTemplate, messages: tuple[Message, ...]) -> list[int]:
-        """Encode a conversation in which users typed the text of special tokens.
-
-        That text is hidden while the template renders. The special tokens that stand there then
-        are the template's own; they get names that no user knows, and the text comes back.
-        """
+    def draft(self, messages: tuple[Message, ...]) -> Draft:
+        """A conversation as a template gets it. Where users typed the text of special tokens, that
+        text is hidden: the special tokens that stand there afterwards are the template's."""
+        if not any(self._special.search(message.content) for message in messages):
+            return Draft([_variables(m.role, m.content) for m in messages], {})
         nonce = self._entropy(_NONCE_BYTES).hex()
         hidden = {literal: f"{nonce}x{number}x" for number, literal in enumerate(self._aliases)}
-        rendered = template.render(
-            [_variables(m.role, _replace(self._special, hidden, m.content)) for m in messages]
+        return Draft(
+            [_variables(m.role, _replace(self._special, hidden, m.content)) for m in messages],
+            {name: literal for literal, name in hidden.items()},
         )
+
+    def finish(self, draft: Draft, rendered: str) -> tuple[int, ...]:
+        """The token ids of a draft that a template has rendered. CPU-bound; raises as `encode`."""
+        ids = self._encode_draft(draft, rendered)
+        if not ids:
+            raise InvalidRequest("messages gives no token at all; send at least one.", "messages")
+        return tuple(ids)
+
+    def _encode_draft(self, draft: Draft, rendered: str) -> list[int]:
+        if not draft.shown:
+            self._check_size(rendered, "messages")
+            return self._tokenizer.encode(rendered, add_special_tokens=False).ids
+        # The template's special tokens get names that no user knows, and the text comes back.
         aliased = _replace(self._special, self._aliases, rendered)
-        shown = {name: literal for literal, name in hidden.items()}
-        text = _replace(_any_of(shown), shown, aliased)
+        text = _replace(_any_of(draft.shown), draft.shown, aliased)
         self._check_size(text, "messages")
         return self._aliased.encode(text, add_special_tokens=False).ids
 
@@ -164,47 +175,6 @@ class Prompts:
                     f"The special token {literal!r} of model {self.model.name} cannot be renamed, "
                     "so user text could forge it."
                 )
-
-
-class PromptsOfEngine:
-    """The `Prompts` of the model that the engine serves, loaded when they are first needed."""
-
-    def __init__(self, engine: EngineClient, now: Callable[[], datetime], entropy: Entropy) -> None:
-        self._engine = engine
-        self._now = now
-        self._entropy = entropy
-        self._loading = asyncio.Lock()
-        self._loaded: Prompts | None = None
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "prompts")
-
-    async def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """The token ids of a prompt, at least one. Raises as `Prompts.encode` and `load` do."""
-        prompts = await self.load()
-        if _num_chars(prompt) <= MAX_INLINE_CHARS:
-            return prompts.encode(prompt)
-        return await self._in_thread(prompts.encode, prompt)
-
-    async def load(self) -> Prompts:
-        """Load tokenizer and template, unless they are loaded. Raises EngineUnavailable."""
-        model = self._engine.model
-        if self._loaded is None or self._loaded.model is not model:
-            async with self._loading:
-                self._loaded = await self._reload(self._loaded, model)
-        return self._loaded
-
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.shutdown(wait=False)
-
-    async def _reload(self, loaded: Prompts | None, model: ModelInfo) -> Prompts:
-        if loaded is None or loaded.model != model:
-            return await self._in_thread(Prompts, model, self._now, self._entropy)
-        # A worker that was started again introduced the same model: nothing to load.
-        loaded.model = model
-        return loaded
-
-    async def _in_thread(self, function: Callable[..., R], *args: object) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
 
 def _load(tokenizer_json: bytes) -> Tokenizer:
@@ -264,7 +234,8 @@ def _replace(pattern: re.Pattern[str], by: Mapping[str, str], text: str) -> str:
     return pattern.sub(lambda match: by[match[0]], text)
 
 
-def _num_chars(prompt: Prompt) -> int:
+def num_chars(prompt: Prompt) -> int:
+    """About how much work a prompt is to encode, in characters."""
     match prompt:
         case Chat(messages):
             # Each message costs about as much to render as this many characters to encode.

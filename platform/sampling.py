@@ -1,10 +1,14 @@
 """What clients may ask of sampling, and what a model and this platform make of it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
+from loraplex.adapters.profile import Profile
 from loraplex.engine.protocol import ModelInfo, Sampling
 from loraplex.platform.errors import InvalidRequest
 
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Options for which an adapter may have defaults of its own."""
 MAX_SEED = (1 << 63) - 1
 """The engine's seeds are not negative; a negative one of a client loses its sign bit."""
 
@@ -32,6 +36,8 @@ class SamplingOptions:
     ignore_eos: bool
     min_tokens: int
     top_logprobs: int | None
+    given: frozenset[str] = frozenset()
+    """Options that the request itself names; the others have the platform's defaults."""
 
     def refuse_unknown(self, model: ModelInfo, max_choices: int) -> None:
         """Raise InvalidRequest for what this model or this platform does not have."""
@@ -49,6 +55,17 @@ class SamplingOptions:
                         field,
                     )
 
+    def completed_by(self, profile: Profile) -> Self:
+        """The same with an adapter's defaults for what the request does not name, and its ends."""
+        defaults = {
+            name: value
+            for name in SAMPLING_DEFAULTS
+            if name not in self.given and (value := getattr(profile, name)) is not None
+        }
+        ends = () if self.ignore_eos else profile.stop_token_ids
+        stop_token_ids = tuple(dict.fromkeys((*self.stop_token_ids, *ends)))
+        return replace(self, stop_token_ids=stop_token_ids, **defaults)
+
     def to_sampling(self, max_tokens: int, drawn_seed: int) -> Sampling:
         """The same for the engine. Raises InvalidRequest if `min_tokens` exceeds the cap."""
         if self.min_tokens > max_tokens:
@@ -58,6 +75,7 @@ class SamplingOptions:
                 "min_tokens",
             )
         # All by name: an option that were forgotten here would be accepted and ignored.
-        options = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = {field.name for field in fields(self)} - {"given"}
+        options = {name: getattr(self, name) for name in names}
         seed = drawn_seed if self.seed is None else self.seed
         return Sampling(**options | {"max_tokens": max_tokens, "seed": seed & MAX_SEED})

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry
 
+from loraplex.adapters.opened_store import open_store
+from loraplex.adapters.storage import Store
 from loraplex.engine.client import EngineClient
 from loraplex.platform.adapter_bytes import removal
 from loraplex.platform.adapter_deletions import AdapterDeletions
@@ -14,8 +16,10 @@ from loraplex.platform.adapter_uses import AdapterUses
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
 from loraplex.platform.open_requests import OpenRequests
-from loraplex.platform.prompts import PromptsOfEngine
+from loraplex.platform.profiles import Profiles
+from loraplex.platform.prompts_of_engine import PromptsOfEngine
 from loraplex.platform.settings import Settings
+from loraplex.platform.template_process import TemplateLimits, TemplateProcesses
 from loraplex.tenants.db import Database
 from loraplex.tenants.ids import Entropy, new_id
 from loraplex.tenants.last_used import LastUsed
@@ -44,6 +48,23 @@ class Resources:
     checks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CHECKS))
     """Held while an uploaded adapter is checked."""
 
+    store: Store = field(init=False)
+    """Of adapters."""
+    templates: TemplateProcesses = field(init=False)
+    """In which adapters' chat templates run."""
+
+    def __post_init__(self) -> None:
+        """Make what follows from the settings; nothing is started."""
+        settings = self.settings
+        store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
+        limits = TemplateLimits(
+            settings.template_timeout_s,
+            settings.template_memory_bytes,
+            settings.template_processes,
+        )
+        object.__setattr__(self, "store", store)
+        object.__setattr__(self, "templates", TemplateProcesses(limits))
+
     def now(self) -> datetime:
         """The time, in UTC."""
         return datetime.fromtimestamp(self.clock(), UTC)
@@ -55,6 +76,7 @@ class Services:
 
     resources: Resources
     prompts: PromptsOfEngine
+    profiles: Profiles
     open_requests: OpenRequests
     metrics: GatewayMetrics
     adapter_uses: AdapterUses
@@ -73,7 +95,14 @@ def build_services(resources: Resources) -> Services:
     uses = AdapterUses()
     return Services(
         resources=resources,
-        prompts=PromptsOfEngine(resources.engine, resources.now, resources.entropy),
+        prompts=PromptsOfEngine(
+            resources.engine,
+            resources.store,
+            resources.templates,
+            resources.now,
+            resources.entropy,
+        ),
+        profiles=Profiles(resources.database),
         open_requests=OpenRequests(
             resources.engine,
             resources.quotas,

@@ -6,26 +6,32 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import Checkpoint, inspect
-from loraplex.adapters.registry import registry
+from loraplex.adapters.errors import CheckpointInvalid
+from loraplex.adapters.registry import registry, storage_use
+from loraplex.adapters.registry.errors import RegistryError
 from loraplex.adapters.registry.registry import Publication, PublishedVersion
-from loraplex.adapters.storage import AdapterStore
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.protocol import LinearShapes, ModelInfo
+from loraplex.engine.protocol import ModelInfo
+from loraplex.platform.adapter_bytes import removal, store_of
+from loraplex.platform.base_record import shapes_told
 from loraplex.platform.errors import InvalidRequest, StorageUnavailable
 from loraplex.platform.services import Resources
 from loraplex.platform.settings import Settings
 from loraplex.platform.threads import in_thread
 from loraplex.platform.upload_form import UploadForm
+from loraplex.tenants import audit, directory
+from loraplex.tenants.audit import Act
 from loraplex.tenants.errors import NameInvalid
 from loraplex.tenants.ids import check_slug
 
 T = TypeVar("T")
 
+MAX_TOLD_PROBLEMS = 20
+"""Of a refused adapter, in the audit log."""
 ABANDONED_S = 86_400.0
 """No upload takes that long: what is older was left by a process that was killed."""
 
@@ -39,7 +45,11 @@ class Upload:
 
 
 async def receive(
-    resources: Resources, tenant_id: str, content_type: str, chunks: AsyncIterator[bytes]
+    resources: Resources,
+    tenant_id: str,
+    content_type: str,
+    chunks: AsyncIterator[bytes],
+    actor: str = audit.PLATFORM,
 ) -> PublishedVersion:
     """Take an upload for a tenant; when this returns, the adapter can be called.
 
@@ -51,7 +61,7 @@ async def receive(
         name = upload.fields.get("name")
         if name is None:
             raise InvalidRequest("name is missing.", "name", "missing_required_parameter")
-        return await publish(resources, tenant_id, name, upload.folder)
+        return await publish(resources, tenant_id, name, upload.folder, actor)
 
 
 @asynccontextmanager
@@ -74,23 +84,64 @@ async def received(
 
 
 async def publish(
-    resources: Resources, tenant_id: str, name: str, folder: Path
+    resources: Resources, tenant_id: str, name: str, folder: Path, actor: str = audit.PLATFORM
 ) -> PublishedVersion:
     """Check a checkpoint's folder against the served model, store it, make it the newest version.
 
-    Raises InvalidRequest for its name, CheckpointInvalid, VersionConflict, EngineUnavailable,
-    StorageUnavailable.
+    Raises InvalidRequest for its name, CheckpointInvalid, VersionConflict, AdapterTooLarge,
+    StorageLimitReached, EngineUnavailable, StorageUnavailable.
     """
     _check_name(name)
     model = resources.engine.model
     base = base_shapes(model)
-    async with resources.checks:
-        checkpoint = await _on_disk(lambda: _check_and_store(resources.settings, folder, base))
+    act = Act(actor, resources.now())
+    try:
+        async with resources.checks:
+            checkpoint = await _on_disk(lambda: inspect(folder, base))
+    except CheckpointInvalid as error:
+        await _tell_rejection(resources, act, tenant_id, name, error)
+        raise
     publication = Publication(
-        name, checkpoint.digest, checkpoint.rank, checkpoint.num_bytes, model.name
+        name,
+        checkpoint.digest,
+        checkpoint.rank,
+        checkpoint.num_bytes,
+        model.name,
+        len(checkpoint.modules),
     )
+    return await _store_and_publish(resources, act, tenant_id, checkpoint, publication)
+
+
+async def _store_and_publish(
+    resources: Resources, act: Act, tenant_id: str, checkpoint: Checkpoint, publication: Publication
+) -> PublishedVersion:
+    store = store_of(resources.settings)
+
+    async def keep() -> None:
+        await _on_disk(lambda: store.put(checkpoint))
+
+    async with resources.database.reader() as session:
+        await storage_use.check_limits(session, tenant_id, publication)
+    await keep()
+    try:
+        async with resources.database.session() as session:
+            return await registry.publish(session, tenant_id, publication, act.at, act.actor, keep)
+    except RegistryError:
+        async with resources.database.session() as session:
+            await storage_use.remove_unnamed(
+                session, checkpoint.digest, removal(resources.settings)
+            )
+        raise
+
+
+async def _tell_rejection(
+    resources: Resources, act: Act, tenant_id: str, name: str, error: CheckpointInvalid
+) -> None:
     async with resources.database.session() as session:
-        return await registry.publish(session, tenant_id, publication, resources.now())
+        tenant = await directory.get(session, tenant_id)
+        detail = {"problems": error.problems[:MAX_TOLD_PROBLEMS]}
+        subject = f"{tenant.name}/{name}"
+        await audit.append(session, act, tenant_id, "adapter.reject", subject, detail)
 
 
 def _check_name(name: str) -> None:
@@ -111,19 +162,6 @@ def base_shapes(model: ModelInfo) -> BaseShapes:
     return shapes_told(shapes)
 
 
-def shapes_told(shapes: LinearShapes) -> BaseShapes:
-    """The same as a worker tells it."""
-    return BaseShapes(
-        linears=MappingProxyType(shapes.linears),
-        embeddings=MappingProxyType(shapes.embeddings),
-        heads=frozenset(shapes.heads),
-        token_embedding=shapes.token_embedding,
-        is_tied=shapes.is_tied,
-        biases=MappingProxyType(shapes.biases),
-        parameters=MappingProxyType(shapes.parameters),
-    )
-
-
 def sweep(settings: Settings, now_s: float) -> None:
     """Remove what killed processes left of uploads; `now_s` is in seconds since the epoch."""
     for folder in _staging(settings).glob("*"):
@@ -133,12 +171,6 @@ def sweep(settings: Settings, now_s: float) -> None:
 
 def _staging(settings: Settings) -> Path:
     return settings.data_dir / "uploads"
-
-
-def _check_and_store(settings: Settings, folder: Path, base: BaseShapes) -> Checkpoint:
-    checkpoint = inspect(folder, base)
-    AdapterStore(settings.adapters_dir).put(checkpoint)
-    return checkpoint
 
 
 async def _on_disk(work: Callable[[], T]) -> T:

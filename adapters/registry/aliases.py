@@ -14,7 +14,7 @@ asked already changes nothing.
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Select, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -332,7 +332,7 @@ async def _check_number(session: AsyncSession, locked: LockedAdapter) -> None:
         )
 
 
-def _aliases(tenant_id: str):  # noqa: ANN202
+def _aliases(tenant_id: str) -> "Select[str, str, AdapterAlias, int, int, int]":
     """Select aliases of one tenant only, with the numbers of the versions that they name."""
     meant, before, canary = (aliased(AdapterVersion) for _ in range(3))
     return (

@@ -6,13 +6,13 @@
                     └────────────── published again ───────────────────────────────┘
 
 Retired and deleted versions are not found by new requests. Those in flight end on their digest, or
-are ended with `force`. A deletion is two steps, with any time between them and by whichever process:
-it is asked for, and it is finished once no request is left (`gateways`). The second removes the
-bytes and says so in one transaction, under the lock of the digest: if the process dies in it, it is
-done again.
+are ended with `force`. A deletion is two steps, with any time between them and by whichever
+process: it is asked for, and it is finished once no request is left (`gateways`). The second
+removes the bytes and says so in one transaction, under the lock of the digest: if the process dies
+in it, it is done again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -219,7 +219,7 @@ async def _tell(
     locked: LockedAdapter,
     version: AdapterVersion,
     what: str,
-    detail: dict[str, object] | None = None,
+    detail: Mapping[str, object] | None = None,
 ) -> None:
     subject = f"{locked.model}@{version.number}"
     told = {"digest": version.digest, **(detail or {})}

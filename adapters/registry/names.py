@@ -1,4 +1,4 @@
-"""How a request names what it runs on: `tenant/adapter`, `tenant/adapter@3`, `tenant/adapter:prod`."""
+"""How requests name adapters: `tenant/adapter`, `tenant/adapter@3`, `tenant/adapter:prod`."""
 
 import re
 from dataclasses import dataclass

@@ -58,11 +58,11 @@ async def pin(session: AsyncSession, act: Act, name: AdapterName, number: int) -
     limit, before = adapter_limits(tenant).adapter_pin_bytes or 0, sum(used.values())
     if sum((used | {version.digest: version.num_bytes}).values()) > limit:
         raise PinLimitReached(
-            f"The version {subject} has {version.num_bytes} bytes, and {before} of the {limit} that "
-            "the tenant may pin (adapter_pin_bytes) are pinned; unpin another, or ask the operator "
-            "for more."
+            f"The version {subject} has {version.num_bytes} bytes, and {before} of the {limit} "
+            "that the tenant may pin (adapter_pin_bytes) are pinned; unpin another, or ask the "
+            "operator for more."
         )
-    await _set(session, act, locked.id, number, is_pinned=True)
+    await _set(session, locked.id, number, is_pinned=True)
     await audit.append(session, act, name.tenant_id, "adapter.version.pin", subject)
 
 
@@ -75,7 +75,7 @@ async def unpin(session: AsyncSession, act: Act, name: AdapterName, number: int)
     locked = await lock_adapter(session, name)
     version = await get_version(session, name, number)
     if version.standing.is_pinned:
-        await _set(session, act, locked.id, number, is_pinned=False)
+        await _set(session, locked.id, number, is_pinned=False)
         subject = f"{version.model}@{number}"
         await audit.append(session, act, name.tenant_id, "adapter.version.unpin", subject)
 
@@ -109,9 +109,7 @@ async def _pinned(session: AsyncSession, tenant_id: str | None) -> list[Pin]:
     return [Pin(*row) for row in await session.execute(query)]
 
 
-async def _set(
-    session: AsyncSession, act: Act, adapter_id: int, number: int, *, is_pinned: bool
-) -> None:
+async def _set(session: AsyncSession, adapter_id: int, number: int, *, is_pinned: bool) -> None:
     query = select(AdapterVersion).where(
         AdapterVersion.adapter_id == adapter_id, AdapterVersion.number == number
     )

@@ -21,13 +21,20 @@ class Sized(Protocol):
     """An adapter, as far as limits ask."""
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Of its bytes."""
+
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Largest rank of its modules."""
+
     @property
-    def num_modules(self) -> int: ...
+    def num_modules(self) -> int:
+        """Modules that it changes."""
+
     @property
-    def num_bytes(self) -> int: ...
+    def num_bytes(self) -> int:
+        """Of its tensors."""
 
 
 async def lock_digest(session: AsyncSession, digest: str) -> None:

@@ -2,12 +2,15 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
 from loraplex.adapters.registry import registry
-from loraplex.adapters.registry.errors import ModelNotFound
 from loraplex.adapters.registry.registry import PublishedVersion
+from loraplex.platform.api.adapter_aliases import alias_routes
+from loraplex.platform.api.adapter_owner import caller_owns
+from loraplex.platform.api.adapter_versions import version_routes
+from loraplex.platform.api.admin.unread import refuse_unread
 from loraplex.platform.api.paging import Listing, Page, listing
 from loraplex.platform.api.views import AdapterVersionView
 from loraplex.platform.deps import Caller, ServicesOf, chunks_of
@@ -39,7 +42,9 @@ async def upload_adapter(
     """
     content_type = request.headers.get("content-type", "")
     chunks = chunks_of(request)
-    version = await receive(services.resources, caller.tenant_id, content_type, chunks)
+    version = await receive(
+        services.resources, caller.tenant_id, content_type, chunks, caller.key_id
+    )
     return AdapterVersionView.of(version)
 
 
@@ -56,15 +61,5 @@ async def list_adapters(
     return listing([AdapterVersionView.of(version) for version in newest.values()], page)
 
 
-@router.get("/v1/adapters/{name}")
-async def list_adapter_versions(
-    name: str, caller: Caller, services: ServicesOf, page: Annotated[Page, Query()]
-) -> Listing[AdapterVersionView]:
-    """List the versions of one adapter with their digests, newest first."""
-    async with services.resources.database.reader() as session:
-        versions = await registry.list_versions(session, caller.tenant_id)
-    model = f"{caller.tenant_name}/{name}"
-    found = [AdapterVersionView.of(version) for version in versions if version.model == model]
-    if not found:
-        raise ModelNotFound(f"There is no adapter {name[:60]!r}.")
-    return listing(found, page)
+for routes in (version_routes(caller_owns), alias_routes(caller_owns)):
+    router.include_router(routes, prefix="/v1/adapters", dependencies=[Depends(refuse_unread)])

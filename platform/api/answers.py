@@ -30,6 +30,10 @@ NewFormat = Callable[[Admitted, int, str], AnswerFormat]
 """Arguments: what is answered, when it was created (s since the epoch), system fingerprint."""
 
 
+MODEL_HEADER = b"x-loraplex-model"
+"""What ran: a base model may have any name, an adapter's has its version."""
+
+
 class Answer(Response):
     """The response to one call. It runs the call when it is sent."""
 
@@ -71,7 +75,7 @@ class Answer(Response):
             int(resources.clock()),
             fingerprint_of(resources.engine.model, admitted.target.digest),
         )
-        headers = rate_headers(admitted.hold)
+        headers = [*rate_headers(admitted.hold), (MODEL_HEADER, admitted.target.name.encode())]
         if not admitted.request.stream:
             work = _send_whole(answer_format, events, headers, observation, send)
             await guarded(work, disconnected(receive))

@@ -160,7 +160,7 @@ class _Frame:
             "id": f"{prefix}-{admitted.submit.request_id.removeprefix('req_')}",
             "object": kind,
             "created": created,
-            "model": admitted.target.name,
+            "model": admitted.request.model,
             "system_fingerprint": fingerprint,
         }
         if kind.startswith("chat"):

@@ -5,7 +5,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from loraplex.adapters.registry import registry
+from loraplex.adapters.registry.names import AdapterName
 from loraplex.adapters.registry.registry import PublishedVersion
+from loraplex.adapters.registry.resolution import list_callable, resolve
 from loraplex.engine.protocol import ModelInfo
 from loraplex.platform.deps import Caller, ServicesOf
 
@@ -14,11 +16,11 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(caller: Caller, services: ServicesOf) -> dict[str, Any]:
-    """The base model and the tenant's own adapters."""
+    """The base model, and the tenant's own adapters and aliases."""
     base = services.resources.engine.model
     async with services.resources.database.reader() as session:
-        adapters = await registry.list_models(session, caller.tenant_id, base.name)
-    cards = [_base_card(base), *(_adapter_card(a, base) for a in adapters)]
+        models = await list_callable(session, caller.tenant_id, base.name)
+    cards = [_base_card(base), *(_adapter_card(m.name, m.version, base) for m in models)]
     return {"object": "list", "data": cards}
 
 
@@ -27,12 +29,14 @@ async def retrieve_model(model: str, caller: Caller, services: ServicesOf) -> di
     """One model, by any name that a completion may use for it."""
     base = services.resources.engine.model
     async with services.resources.database.reader() as session:
-        resolved = await registry.resolve(session, caller.tenant_id, model, base.name)
+        resolved = await resolve(session, caller.tenant_id, model, base.name)
         if resolved.digest is None:
             return _base_card(base)
-        versions = await registry.list_versions(session, caller.tenant_id)
-    found = next(v for v in versions if f"{v.model}@{v.version}" == resolved.name)
-    return _adapter_card(found, base) | {"id": model}
+        assert resolved.version is not None
+        adapter = resolved.name.partition("/")[2].partition("@")[0]
+        name = AdapterName(caller.tenant_id, adapter)
+        version = await registry.get_version(session, name, resolved.version)
+    return _adapter_card(model, version, base)
 
 
 def _base_card(base: ModelInfo) -> dict[str, Any]:
@@ -47,9 +51,9 @@ def _base_card(base: ModelInfo) -> dict[str, Any]:
     }
 
 
-def _adapter_card(version: PublishedVersion, base: ModelInfo) -> dict[str, Any]:
+def _adapter_card(name: str, version: PublishedVersion, base: ModelInfo) -> dict[str, Any]:
     return {
-        "id": version.model,
+        "id": name,
         "object": "model",
         "created": int(version.created_at.timestamp()),
         "owned_by": version.model.partition("/")[0],

@@ -102,4 +102,5 @@ class SamplingFields(Schema):
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             top_logprobs=top_logprobs,
+            given=frozenset(self.model_fields_set),
         )

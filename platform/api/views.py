@@ -31,6 +31,15 @@ class AdapterVersionView(View):
     num_bytes: int
     base_model: str
     created_at: datetime
+    status: str
+    """`ready` can be called; `retired` and `deleted` cannot."""
+    is_pinned: bool
+    deletion: str | None
+    """`drain` or `force` while it is being deleted."""
+    retired_at: datetime | None
+    deleted_at: datetime | None
+    self_test: dict[str, Any] | None
+    """What the self-test at registration found; null if none ran."""
 
     @classmethod
     def of(cls, version: PublishedVersion) -> Self:
@@ -44,6 +53,12 @@ class AdapterVersionView(View):
             num_bytes=version.num_bytes,
             base_model=version.base_model,
             created_at=version.created_at,
+            status=version.standing.status,
+            is_pinned=version.standing.is_pinned,
+            deletion=version.standing.deletion,
+            retired_at=version.standing.retired_at,
+            deleted_at=version.standing.deleted_at,
+            self_test=version.self_test,
         )
 
 
@@ -55,6 +70,13 @@ class LimitsView(BaseModel):
     concurrency: int | None
     ttft_deadline_ms: int | None
     """Of requests that name none; null refuses none for it."""
+    adapter_storage_bytes: int | None
+    """Null sets no limit to this and those below, but for the last, where it is nothing."""
+    adapter_max_rank: int | None
+    adapter_max_modules: int | None
+    adapter_floor_bytes: int | None
+    adapter_cap_bytes: int | None
+    adapter_pin_bytes: int | None
 
 
 class TenantView(View):
@@ -70,13 +92,13 @@ class TenantView(View):
     @classmethod
     def of(cls, tenant: TenantRecord) -> Self:
         """Show it."""
-        limits = tenant.limits
+        limits = asdict(tenant.limits) | asdict(tenant.adapters)
         return cls(
             id=tenant.id,
             name=tenant.name,
             status=tenant.status,
             weight=tenant.weight,
-            limits=LimitsView(**asdict(limits)),
+            limits=LimitsView(**limits),
             created_at=tenant.created_at,
         )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from loraplex.platform.cli import adapter_check
 from loraplex.platform.cli.context import (
     AsJson,
     CommandContext,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from loraplex.platform.settings import Settings
 
 app = typer.Typer(help="Adapters of a tenant.")
+app.command()(adapter_check.check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def push(
         raise typer.BadParameter(f"{name!r} is not of the form TENANT/NAME.")
 
     async def work(context: CommandContext) -> "tuple[PublishedVersion, str, bool]":
-        from loraplex.adapters.registry import registry
+        from loraplex.adapters.registry import registry, resolution
         from loraplex.tenants import directory as tenants
 
         async with context.database.reader() as session:
@@ -65,7 +67,7 @@ def push(
         async with context.database.session() as session:
             before = await registry.list_versions(session, owner.id)
             version = await registry.publish(session, owner.id, publication, context.now)
-            served = await registry.resolve(session, owner.id, name, publication.base_model)
+            served = await resolution.resolve(session, owner.id, name, publication.base_model)
             return version, served.name, version in before
 
     version, served, was_there = run(work, data_dir, database_url)
@@ -142,9 +144,9 @@ def _base_model(settings: "Settings", model: str | None) -> BaseModel:
     The name matters: an adapter is served only on the base model it was checked against.
     """
     from loraplex.adapters.base_shapes import BaseShapes
+    from loraplex.platform.base_record import shapes_told
     from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir
     from loraplex.platform.settings import DEMO_MODEL
-    from loraplex.platform.uploads import shapes_told
 
     served = _served_model(settings.base_record_path)
     if model == DEMO_MODEL:

@@ -49,7 +49,9 @@ async def upload_adapter(
         ) as upload:
             form = Form(upload.fields)
             check_token(form, session)
-            version = await uploads.publish(resources, tenant.id, form.text("name"), upload.folder)
+            version = await uploads.publish(
+                resources, tenant.id, form.text("name"), upload.folder, session.key_id
+            )
     except ClientDisconnect:
         raise ClientGone from None
     except REFUSALS as error:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from fastapi import APIRouter, Request, Response
 
-from loraplex.adapters.registry import registry
+from loraplex.adapters.registry.resolution import list_callable
 from loraplex.platform.console.access import OwnForm, SignedIn
 from loraplex.platform.console.pages import base_model_name, render
 from loraplex.platform.console.route import ConsoleRoute
@@ -24,12 +24,12 @@ async def show_playground(
     base = base_model_name(request)
     async with services.resources.database.reader() as session:
         tenant = await directory.get_by_name(session, name)
-        versions = await registry.list_models(session, tenant.id, base) if base else []
+        models = await list_callable(session, tenant.id, base) if base else []
     return render(
         request,
         "playground.html",
         tenant=tenant,
-        models=[*(version.model for version in versions), *([base] if base else [])],
+        models=[*(model.name for model in models), *([base] if base else [])],
         chosen=model,
         address=f"{request.url.scheme}://{request.url.netloc}",
         lifetime_min=LIFETIME // timedelta(minutes=1),

@@ -14,6 +14,8 @@ from loraplex.platform.console.sessions import Notice
 from loraplex.platform.deps import ServicesOf
 from loraplex.platform.services import Services
 from loraplex.tenants import directory
+from loraplex.tenants.audit import Act
+from loraplex.tenants.directory import TenantChange
 from loraplex.tenants.errors import ValueRefused
 from loraplex.tenants.totals import totals_by_tenant
 
@@ -38,7 +40,9 @@ async def set_limits(
     try:
         async with services.resources.database.session() as transaction:
             tenant = await directory.get_by_name(transaction, name)
-            await directory.change(transaction, tenant.id, weight_of(form), limits_of(form))
+            act = Act(session.key_id, services.now())
+            wanted = TenantChange(weight_of(form), limits_of(form))
+            await directory.change(transaction, act, tenant.id, wanted)
     except ValueRefused as error:
         typed = {field: form.text(field) for field in (*FIELDS, "weight")}
         return await _page(request, services, name, {error.field: str(error)}, typed)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
-from loraplex.adapters.registry import registry
+from loraplex.adapters.registry import registry, resolution
 from loraplex.adapters.registry.registry import Publication
 from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.services import Resources
@@ -78,5 +78,5 @@ async def _describe(resources: Resources, tenant: TenantRecord, now: datetime) -
             key: str | None = minted.text
         except KeyRevoked:
             key = None
-        models = await registry.list_models(session, tenant.id, resources.engine.model.name)
+        models = await resolution.list_models(session, tenant.id, resources.engine.model.name)
     return SeededTenant(tenant.name, key, tuple(version.model for version in models))

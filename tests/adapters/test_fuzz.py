@@ -176,16 +176,32 @@ def is_told(problems):
     return as_json != "[]" and all(problem.field and problem.reason for problem in problems)
 
 
+class Zeros:
+    """Weights of a base model that say nothing."""
+
+    def __init__(self, base):
+        self.base = base
+
+    def weight(self, path):
+        return torch.zeros({**self.base.linears, **self.base.embeddings}[path])
+
+    def bias(self, path):
+        return torch.zeros(self.base.biases[path]) if path in self.base.biases else None
+
+    def is_transposed(self, path):
+        return False
+
+
 def loads_as_checked(checkpoint, base, store):
     store.put(checkpoint)
-    claims, _ = claim(read_entries(checkpoint.directory / TENSORS), checkpoint.config, base)
+    entries = read_entries(checkpoint.directory / TENSORS)
+    claims, _ = claim(entries, checkpoint.config, base)
     roles = {role for of in claims.values() for role in of}
+    where = {"dtype": torch.float32, "device": "cpu"}
     try:
-        loaded = weights.load(
-            store, checkpoint.digest, base, dtype=torch.float32, device=torch.device("cpu")
-        )
+        loaded = weights.load(store, checkpoint.digest, base, Zeros(base), **where)
     except AdapterMismatch:
-        assert roles - {Role.LORA_A, Role.LORA_B}  # what only a worker can compare or serve
+        assert Role.BASE_WEIGHT in roles  # which the worker alone can compare
         return
-    assert loaded.num_bytes > 0
-    assert set(loaded.pairs) <= set(checkpoint.modules)
+    adapted = loaded.pairs.keys() | loaded.effects.keys() | loaded.parameters.keys()
+    assert adapted >= set(checkpoint.modules)

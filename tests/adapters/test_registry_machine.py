@@ -1,4 +1,4 @@
-"""Versions, aliases, canaries and deletions against their definition, over any sequence of calls."""
+"""Versions, aliases, canaries, deletions against their definition, over any sequence of calls."""
 
 import asyncio
 import shutil

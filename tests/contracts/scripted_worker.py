@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from tests.platform.scripted_engine import explained
+from tests.platform.scripted_engine import explained, residency_report
 
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.errors import (
@@ -38,6 +38,7 @@ from loraplex.engine.protocol import (
     Welcome,
     Why,
 )
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery
 
 
 class ScriptedWorker:
@@ -47,6 +48,7 @@ class ScriptedWorker:
         self.client = StreamClient(UnixAddress(path), Security(), max_events)
         self.aborted: list[str] = []
         self.dropped: list[tuple[str, str]] = []
+        self.pins: Pins | None = None
         self._path = path
         self._model = model
         self._server: asyncio.Server | None = None
@@ -176,6 +178,10 @@ class ScriptedWorker:
                 self._send(answer)
             case Drop(tenant, adapter):
                 self.dropped.append((tenant, adapter))
+            case Pins() as pins:
+                self.pins = pins
+            case ResidencyQuery(query_id):
+                self._send(residency_report(query_id))
             case MetricsQuery(query_id):
                 self._send(MetricsText(query_id, "worker_steps_total 1\n"))
             case _:

@@ -31,6 +31,7 @@ from loraplex.engine.protocol import (
     Tokens,
     Usage,
 )
+from loraplex.engine.residency_protocol import Pin, Pins
 
 MAX_EVENTS = 8
 
@@ -380,3 +381,33 @@ async def test_what_was_to_be_dropped_while_no_worker_was_there_is_told_to_the_n
     await worker.settled()
     assert worker.dropped == [("t", "d1")]
     await worker.stop()
+
+
+PINS = Pins(version=3, pinned=(Pin("t", "d1"),), floors={"t": 5}, caps={"t": 9})
+
+
+async def test_a_worker_is_told_what_is_pinned(pair: Pair) -> None:
+    pair.client.pin(PINS)
+    await pair.engine.settled()
+    assert pair.engine.pins == PINS
+
+
+async def test_each_worker_that_connects_is_told_what_is_pinned(tmp_path: Path) -> None:
+    worker = ScriptedWorker(tmp_path / "w.sock", model_info(), MAX_EVENTS)
+    worker.client.pin(PINS)
+    for _ in range(2):
+        worker.pins = None
+        await worker.start()
+        await worker.settled()
+        assert worker.pins == PINS
+        await worker.stop()
+
+
+async def test_what_is_where_in_the_workers_memory_is_its_own_report(pair: Pair) -> None:
+    report = await pair.client.residency()
+    assert report is not None
+    assert report.device.capacity_bytes == 100
+
+
+async def test_nobody_tells_what_is_where_before_a_worker_came(unconnected: EngineClient) -> None:
+    assert await unconnected.residency() is None

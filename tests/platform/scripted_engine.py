@@ -26,12 +26,27 @@ from loraplex.engine.protocol import (
     Tokens,
     Usage,
 )
+from loraplex.engine.residency_protocol import Pins, ResidencyReport, TierTotals
 
 
 def explained(request_id: str) -> Explained:
     """What the scripted engine and the scripted worker say of each open request."""
     return Explained(
         request_id=request_id, state="waiting", waits_for="share", waited_ms={"share": 2.5}
+    )
+
+
+def residency_report(query_id: int) -> ResidencyReport:
+    """What the scripted engine and the scripted worker say of their memory."""
+    totals = TierTotals(capacity_bytes=100, held_bytes=10, num_adapters=0)
+    return ResidencyReport(
+        query_id=query_id,
+        device=totals,
+        host=totals,
+        adapters=(),
+        pins_version=0,
+        refused_pins=(),
+        refused_floors=(),
     )
 
 
@@ -111,6 +126,8 @@ class ScriptedEngine:
         self.runs: dict[str, ScriptedRun] = {}
         self.aborted: list[str] = []
         self.dropped: list[tuple[str, str]] = []
+        self.pins: Pins | None = None
+        self.report = residency_report(0)
         self.metrics_text = "worker_steps_total 1\n"
         self.answer: Callable[[ScriptedEngine, str], None] | None = None
         self._submitted: asyncio.Queue[Submit] = asyncio.Queue()
@@ -170,6 +187,12 @@ class ScriptedEngine:
 
     def drop(self, tenant: str, adapter: str) -> None:
         self.dropped.append((tenant, adapter))
+
+    def pin(self, pins: Pins) -> None:
+        self.pins = pins
+
+    async def residency(self) -> ResidencyReport | None:
+        return self.report if self.is_connected else None
 
     async def metrics(self) -> str:
         return self.metrics_text if self.is_connected else ""

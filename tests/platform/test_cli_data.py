@@ -323,10 +323,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_every_problem(
 ) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", 0.5, target="other_proj")
     config = tmp_path / "checkpoint" / "adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True, "zzz": 1}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_qalora": True, "zzz": 1}))
     error = acme.failure("adapter", "push", "acme/support", checkpoint, "--model", str(base))
     assert error.startswith("error: the adapter is refused:\n  - ")
-    assert "use_dora" in error
+    assert "use_qalora" in error
     assert "zzz" in error
     assert acme.rows("adapter", "list", "acme") == []
 

@@ -15,11 +15,14 @@ from tests.platform.tiny_model import CHAT_TEMPLATE, SPECIALS, model_info
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from loraplex.adapters.storage import AdapterStore
 from loraplex.engine.protocol import ModelInfo
 from loraplex.engine.tokenizer_files import read_tokenizer
 from loraplex.platform import prompts as module
 from loraplex.platform.errors import ContextLengthExceeded, InvalidRequest
-from loraplex.platform.prompts import Chat, Message, Prompts, PromptsOfEngine, Text, TokenIds
+from loraplex.platform.prompts import Chat, Message, Prompts, Text, TokenIds
+from loraplex.platform.prompts_of_engine import PromptsOfEngine
+from loraplex.platform.template_process import TemplateLimits, TemplateProcesses
 
 
 def now() -> datetime:
@@ -28,6 +31,11 @@ def now() -> datetime:
 
 def prompts_of(model: ModelInfo) -> Prompts:
     return Prompts(model, now, secrets.token_bytes)
+
+
+def prompts_of_engine(engine: ScriptedEngine, folder: Path) -> PromptsOfEngine:
+    templates = TemplateProcesses(TemplateLimits(1.0, 1 << 28, 1))
+    return PromptsOfEngine(engine, AdapterStore(folder), templates, now, secrets.token_bytes)
 
 
 @cache
@@ -239,7 +247,7 @@ def test_templates_know_the_date() -> None:
 
 
 async def test_long_prompts_are_encoded_beside_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     threads: list[str] = []
     encode = Prompts.encode
@@ -249,9 +257,7 @@ async def test_long_prompts_are_encoded_beside_the_event_loop(
         return encode(self, prompt)
 
     monkeypatch.setattr(Prompts, "encode", noting)
-    ours = PromptsOfEngine(
-        ScriptedEngine(model_info(max_model_len=100_000)), now, secrets.token_bytes
-    )
+    ours = prompts_of_engine(ScriptedEngine(model_info(max_model_len=100_000)), tmp_path)
     await ours.encode(chat_of([("user", "x")]))
     await ours.encode(chat_of([("user", "x" * 5000)]))
     await ours.encode(Text("x" * 5000))
@@ -261,9 +267,9 @@ async def test_long_prompts_are_encoded_beside_the_event_loop(
     ours.close()
 
 
-async def test_a_model_is_loaded_once_and_again_only_when_it_changed() -> None:
+async def test_a_model_is_loaded_once_and_again_only_when_it_changed(tmp_path: Path) -> None:
     engine = ScriptedEngine(model_info())
-    ours = PromptsOfEngine(engine, now, secrets.token_bytes)
+    ours = prompts_of_engine(engine, tmp_path)
     first, same = await asyncio.gather(ours.load(), ours.load())
     assert first is same
     engine.model_info = model_info()

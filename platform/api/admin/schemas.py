@@ -1,5 +1,6 @@
 """Bodies of the admin API's requests."""
 
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -7,6 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from loraplex.platform.api.bodies import Schema
+from loraplex.tenants.limits import AdapterLimits, TenantLimits
 
 
 def _moment(value: object) -> object:
@@ -26,13 +28,35 @@ Moment = Annotated[datetime, BeforeValidator(_moment)]
 
 
 class LimitsBody(Schema):
-    """Limits; null or absent takes the platform's default."""
+    """Limits; null or absent takes the platform's default, which for adapters is none."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
     ttft_deadline_ms: int | None = None
     """Of requests that name none; null refuses none for it."""
+    adapter_storage_bytes: int | None = None
+    """Most that its adapters may take in the store."""
+    adapter_max_rank: int | None = None
+    adapter_max_modules: int | None = None
+    adapter_floor_bytes: int | None = None
+    """Of the device's memory, what others cannot push its adapters out of."""
+    adapter_cap_bytes: int | None = None
+    """Most that its adapters may take of the device's memory."""
+    adapter_pin_bytes: int | None = None
+    """Most that it may pin; null lets it pin nothing."""
+
+    def over(self, limits: TenantLimits) -> TenantLimits:
+        """The limits, with those changed that the body names."""
+        return replace(limits, **self._named(limits))
+
+    def over_adapters(self, limits: AdapterLimits) -> AdapterLimits:
+        """The same for those of adapters."""
+        return replace(limits, **self._named(limits))
+
+    def _named(self, limits: TenantLimits | AdapterLimits) -> dict[str, int | None]:
+        fields = asdict(limits)
+        return {k: v for k, v in self.model_dump(exclude_unset=True).items() if k in fields}
 
 
 class TenantBody(Schema):
@@ -43,7 +67,7 @@ class TenantBody(Schema):
     limits: LimitsBody = LimitsBody()
 
 
-class TenantChange(Schema):
+class ChangeBody(Schema):
     """What changes of a tenant; what is absent stays as it is."""
 
     weight: float | None = None

@@ -1,6 +1,5 @@
 """`/admin/v1/tenants`: tenants and their keys and adapters."""
 
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -10,17 +9,22 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.adapters.registry import registry
 from loraplex.platform.api.adapters import upload_form
 from loraplex.platform.api.admin.repeatable import Post
-from loraplex.platform.api.admin.schemas import KeyBody, TenantBody, TenantChange
+from loraplex.platform.api.admin.schemas import ChangeBody, KeyBody, LimitsBody, TenantBody
 from loraplex.platform.api.bodies import parse_exactly, request_body_of
 from loraplex.platform.api.paging import Listing, Page, listing, one_page
 from loraplex.platform.api.views import AdapterVersionView, KeyView, NewKeyView, TenantView
 from loraplex.platform.deps import Admin, ServicesOf, body_of, chunks_of
 from loraplex.platform.uploads import receive
 from loraplex.tenants import api_keys, directory
-from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.audit import Act
+from loraplex.tenants.directory import (
+    NO_ADAPTER_LIMITS,
+    NO_LIMITS_OF_ITS_OWN,
+    TenantChange,
+    TenantRecord,
+)
 from loraplex.tenants.ids import Entropy
 from loraplex.tenants.key_text import random_key
-from loraplex.tenants.limits import TenantLimits
 
 router = APIRouter(prefix="/admin/v1/tenants")
 
@@ -42,12 +46,14 @@ async def tenant_of(session: AsyncSession, named: str) -> TenantRecord:
 async def create_tenant(request: Request, admin: Admin, services: ServicesOf) -> Response:
     """Add a tenant."""
     asked = parse_exactly(await body_of(request), TenantBody)
-    limits = TenantLimits(**asked.limits.model_dump())
+    limits = asked.limits.over(NO_LIMITS_OF_ITS_OWN)
+    adapters = asked.limits.over_adapters(NO_ADAPTER_LIMITS)
 
     async def work(session: AsyncSession, entropy: Entropy) -> TenantView:
+        now = services.now()
         return TenantView.of(
             await directory.create(
-                session, asked.name, services.now(), entropy, asked.weight, limits
+                session, asked.name, now, entropy, asked.weight, limits, adapters
             )
         )
 
@@ -71,18 +77,20 @@ async def retrieve_tenant(tenant: str, _admin: Admin, services: ServicesOf) -> T
         return TenantView.of(await tenant_of(session, tenant))
 
 
-@router.patch("/{tenant}", openapi_extra=request_body_of(TenantChange), tags=["tenants"])
+@router.patch("/{tenant}", openapi_extra=request_body_of(ChangeBody), tags=["tenants"])
 async def change_tenant(
-    tenant: str, request: Request, _admin: Admin, services: ServicesOf
+    tenant: str, request: Request, admin: Admin, services: ServicesOf
 ) -> TenantView:
     """Change a tenant's weight or limits; they hold for requests from now on."""
-    asked = parse_exactly(await body_of(request), TenantChange)
+    asked = parse_exactly(await body_of(request), ChangeBody)
+    limits = asked.limits or LimitsBody()
     async with services.resources.database.session() as session:
         current = await tenant_of(session, tenant)
-        changed = {} if asked.limits is None else asked.limits.model_dump(exclude_unset=True)
-        weight = current.weight if asked.weight is None else asked.weight
-        limits = replace(current.limits, **changed)
-        return TenantView.of(await directory.change(session, current.id, weight, limits))
+        wanted = TenantChange(
+            asked.weight, limits.over(current.limits), limits.over_adapters(current.adapters)
+        )
+        act = Act(admin.key_id, services.now())
+        return TenantView.of(await directory.change(session, act, current.id, wanted))
 
 
 @router.post("/{tenant}/suspend", response_model=TenantView, tags=["tenants"])
@@ -171,13 +179,14 @@ async def revoke_key(
 
 @router.post("/{tenant}/adapters", status_code=201, openapi_extra=upload_form(), tags=["adapters"])
 async def upload_tenant_adapter(
-    tenant: str, request: Request, _admin: Admin, services: ServicesOf
+    tenant: str, request: Request, admin: Admin, services: ServicesOf
 ) -> AdapterVersionView:
     """Upload a PEFT LoRA checkpoint for a tenant; the same bytes again are the same version."""
     async with services.resources.database.reader() as session:
         owner = await tenant_of(session, tenant)
     content_type = request.headers.get("content-type", "")
-    version = await receive(services.resources, owner.id, content_type, chunks_of(request))
+    chunks = chunks_of(request)
+    version = await receive(services.resources, owner.id, content_type, chunks, admin.key_id)
     return AdapterVersionView.of(version)
 
 

@@ -1,0 +1,85 @@
+"""Messages about adapters in memory: what is promised to whom, and what is where. No torch."""
+
+from typing import Literal
+
+import msgspec
+
+Tier = Literal["store", "host", "loading", "device"]
+"""The nearest place that has all of an adapter; `loading`: it is on its way to the device."""
+Why = Literal["used", "awaited", "pinned", "floor", "prefetched", "kept"]
+"""Why an adapter is where it is, the strongest reason: requests run on it; requests wait for it; it
+is pinned; its tenant's floor protects it; it was prefetched, and no request has needed it yet;
+nothing else has needed the memory."""
+
+
+class Pin(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that is to be loaded and kept."""
+
+    tenant: str
+    adapter: str
+    """Digest."""
+
+
+class Pins(msgspec.Struct, frozen=True, tag="pins", kw_only=True):
+    """All pins, floors and caps, in bytes of the device's memory for adapters. It replaces what was
+    sent before, unless that was newer. Sent to each worker that connects, and when it changes."""
+
+    version: int
+    """Grows with each reading of the database; gateways' clocks make it, in µs since the epoch."""
+    pinned: tuple[Pin, ...] = ()
+    """The most wanted first."""
+    floors: dict[str, int] = {}
+    """By tenant, what others cannot push its adapters out of."""
+    caps: dict[str, int] = {}
+    """By tenant, the most that its adapters may hold."""
+
+
+class ResidencyQuery(msgspec.Struct, frozen=True, tag="residency_query"):
+    """Ask which adapters are where. Answered by `ResidencyReport` after the step in progress."""
+
+    query_id: int
+
+
+class TierTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """One memory."""
+
+    capacity_bytes: int
+    held_bytes: int
+    num_adapters: int
+
+
+class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter that is in memory, or that requests wait for."""
+
+    tenant: str
+    adapter: str
+    """Digest."""
+    tier: Tier
+    why: Why
+    device_bytes: int
+    host_bytes: int
+    leases: int
+    """Of requests that run on it, or have begun to wait for it."""
+    num_waiting: int
+    """Requests that wait and need it."""
+    loaded: float | None
+    """Part of its layers that are on the device; None unless it is loading."""
+    is_pinned: bool
+    idle_s: float | None
+    """Since a request used it last; None if none did since it came to the device."""
+
+
+class ResidencyReport(msgspec.Struct, frozen=True, tag="residency_report", kw_only=True):
+    """Answer to `ResidencyQuery`."""
+
+    query_id: int
+    device: TierTotals
+    host: TierTotals
+    adapters: tuple[AdapterRow, ...]
+    """The nearest tier first, then the ones used last."""
+    pins_version: int
+    """Of the `Pins` that hold."""
+    refused_pins: tuple[Pin, ...]
+    """Pins that do not hold: they exceed their tenant's cap, or what may be reserved."""
+    refused_floors: tuple[str, ...]
+    """Tenants whose floors do not hold, since they exceed what may be reserved."""

@@ -1,0 +1,156 @@
+"""Prompts of requests, for the model that the engine serves and the adapters that bring their own
+tokenizer or chat template. Nothing here blocks the event loop for long."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+import msgspec
+
+from loraplex.adapters.errors import AdapterCorrupt
+from loraplex.adapters.profile import Profile
+from loraplex.adapters.storage import Store, read_tokenizer
+from loraplex.engine.client import EngineClient
+from loraplex.engine.protocol import ModelInfo
+from loraplex.platform.errors import InvalidRequest, StorageUnavailable
+from loraplex.platform.prompts import Chat, Prompt, Prompts, num_chars
+from loraplex.platform.template_process import Template, TemplateFailed, TemplateProcesses
+from loraplex.tenants.ids import Entropy
+
+MAX_INLINE_CHARS = 2048
+"""Longer prompts (about 1 ms of work) are encoded in a thread, so that the event loop runs on."""
+NUM_THREADS = 2
+MAX_TOKENIZERS = 8
+"""Of adapters, kept in memory; a large one takes some hundred MiB."""
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterInUse:
+    """The adapter version that a request runs on."""
+
+    tenant_id: str
+    name: str
+    """As the request resolved it, for messages."""
+    digest: str
+    profile: Profile
+
+
+class PromptsOfEngine:
+    """Encodes prompts as the model and the adapter of each request want it; loads what is needed
+    when it is first needed."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        store: Store,
+        templates: TemplateProcesses,
+        now: Callable[[], datetime],
+        entropy: Entropy,
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._templates = templates
+        self._now = now
+        self._entropy = entropy
+        self._loading = asyncio.Lock()
+        self._loaded: Prompts | None = None
+        self._own: OrderedDict[str, asyncio.Task[Prompts]] = OrderedDict()
+        """By the digest of the tokenizer, used last at the end."""
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "prompts")
+
+    async def encode(self, prompt: Prompt, adapter: AdapterInUse | None = None) -> tuple[int, ...]:
+        """The token ids of a prompt, at least one.
+
+        Raises as `Prompts.encode` and `load` do, InvalidRequest if the adapter's template fails,
+        AdapterMissing, AdapterCorrupt, StorageUnavailable if its tokenizer cannot be had.
+        """
+        prompts = await self.load()
+        if adapter is not None and adapter.profile.tokenizer_sha256 is not None:
+            prompts = await self._own_tokenizer(prompts.model, adapter)
+        if adapter is not None and adapter.profile.chat_template and isinstance(prompt, Chat):
+            return await self._encode_chat(prompts, prompt, adapter, adapter.profile.chat_template)
+        if num_chars(prompt) <= MAX_INLINE_CHARS:
+            return prompts.encode(prompt)
+        return await self._in_thread(prompts.encode, prompt)
+
+    async def load(self) -> Prompts:
+        """Load the model's tokenizer and template, unless they are loaded. Raises
+        EngineUnavailable."""
+        model = self._engine.model
+        if self._loaded is None or self._loaded.model is not model:
+            async with self._loading:
+                self._loaded = await self._reload(self._loaded, model)
+        return self._loaded
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False)
+
+    async def _encode_chat(
+        self, prompts: Prompts, chat: Chat, adapter: AdapterInUse, source: str
+    ) -> tuple[int, ...]:
+        is_short = num_chars(chat) <= MAX_INLINE_CHARS
+        draft = (
+            prompts.draft(chat.messages)
+            if is_short
+            else await self._in_thread(prompts.draft, chat.messages)
+        )
+        template = Template(adapter.tenant_id, source, adapter.profile.special_tokens)
+        try:
+            rendered = await self._templates.render(template, draft.messages)
+        except TemplateFailed as error:
+            raise InvalidRequest(
+                f"The chat template of {adapter.name} fails on these messages: {error}.",
+                "messages",
+                "chat_template_failed",
+            ) from None
+        if len(rendered) <= MAX_INLINE_CHARS:
+            return prompts.finish(draft, rendered)
+        return await self._in_thread(prompts.finish, draft, rendered)
+
+    async def _own_tokenizer(self, model: ModelInfo, adapter: AdapterInUse) -> Prompts:
+        """`Prompts` over the adapter's own tokenizer; loaded once, however many ask."""
+        key = adapter.profile.tokenizer_sha256
+        assert key is not None
+        task = self._own.get(key)
+        if task is None:
+            loading = self._in_thread(self._load_own, model, adapter.digest)
+            task = self._own[key] = asyncio.ensure_future(loading)
+            while len(self._own) > MAX_TOKENIZERS:
+                self._own.popitem(last=False)
+        self._own.move_to_end(key)
+        try:
+            prompts = await asyncio.shield(task)
+        except Exception:
+            self._own.pop(key, None)
+            raise
+        if prompts.model.name != model.name or prompts.model.vocab_size != model.vocab_size:
+            self._own.pop(key, None)
+            return await self._own_tokenizer(model, adapter)
+        return prompts
+
+    def _load_own(self, model: ModelInfo, digest: str) -> Prompts:
+        try:
+            data = read_tokenizer(self._store.open(digest), digest)
+        except OSError as error:
+            raise StorageUnavailable(error.strerror or str(error)) from error
+        if data is None:
+            raise AdapterCorrupt(digest, "its tokenizer is gone")
+        own = msgspec.structs.replace(model, tokenizer_json=data)
+        return Prompts(own, self._now, self._entropy)
+
+    async def _reload(self, loaded: Prompts | None, model: ModelInfo) -> Prompts:
+        if loaded is None or loaded.model != model:
+            return await self._in_thread(Prompts, model, self._now, self._entropy)
+        # A worker that was started again introduced the same model: nothing to load.
+        loaded.model = model
+        return loaded
+
+    async def _in_thread(self, function: Callable[..., R], *args: object) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)

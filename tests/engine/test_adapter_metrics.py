@@ -1,0 +1,55 @@
+"""Metrics of adapters in memory."""
+
+from prometheus_client import CollectorRegistry
+
+from loraplex.adapters.errors import AdapterCorrupt
+from loraplex.adapters.reservations import Reservations
+from loraplex.adapters.residency import HostMemory, Residency
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.adapter_metrics import AdapterMetrics
+from loraplex.engine.core import StepReport
+from loraplex.engine.events import Events
+from loraplex.engine.plan import StepPlan
+from loraplex.engine.transfers_port import Arrival
+
+A, B = AdapterKey("t", "a"), AdapterKey("t", "b")
+
+
+def test_loads_are_told_by_route_failures_and_evictions_by_cause_memory_by_tier() -> None:
+    registry = CollectorRegistry()
+    residency = Residency(4, host=HostMemory(8, lambda _: 3))
+    metrics = AdapterMetrics(registry, residency)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"loraplex_{name}", labels)
+
+    assert value("adapter_evictions_total", tier="host", cause="load") == 0
+    for key in (A, B, A):
+        residency.start_load(key, 4)
+        residency.finish_load(key)
+    residency.acquire(A)
+    residency.drop(B)
+    residency.reserve(Reservations(1, {A: 9}))
+    corrupt = AdapterCorrupt("d", "cut short")
+    arrivals = (
+        Arrival(A, route="host", seconds=0.2),
+        Arrival(B, corrupt),
+        Arrival(B, OSError("gone")),
+    )
+    plan = StepPlan(1, loads=(A,))
+    for _ in range(2):
+        metrics.observe(StepReport(plan, Events(), arrivals=arrivals))
+        plan, arrivals = StepPlan(2), ()
+    assert value("adapter_loads_total") == 1
+    assert value("adapter_load_seconds_sum", route="host") == 0.2
+    assert value("adapter_load_seconds_count", route="store") == 0
+    assert value("adapter_load_failures_total", cause="corrupt") == 1
+    assert value("adapter_load_failures_total", cause="other") == 1
+    assert value("adapter_evictions_total", tier="device", cause="load") == 2
+    assert value("adapter_evictions_total", tier="host", cause="drop") == 1
+    assert value("adapter_uses_total") == 1
+    assert value("adapter_drops_total") == 1
+    assert value("adapter_bytes", state="held") == 4
+    assert value("host_adapter_bytes", state="held") == 3
+    assert value("adapters", tier="device") == value("adapters", tier="host") == 1
+    assert value("adapter_promises", state="refused") == 1

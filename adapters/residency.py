@@ -325,9 +325,7 @@ class Residency:
         """How each adapter stands that is anywhere, or is waited for."""
         keys = {key: None for key, _ in self._device.items()}
         keys |= dict.fromkeys(self.host.keys) | dict.fromkeys(self.demand.awaited())
-        return (
-            status_of(key, self._device, self.host.get(key), self.demand) for key in keys
-        )
+        return (status_of(key, self._device, self.host.get(key), self.demand) for key in keys)
 
     def check(self) -> None:
         """Assert the conservation laws; holds between any two calls."""

@@ -53,7 +53,7 @@ class ParameterProbe:
     def _recorder(self, path: str) -> Any:  # noqa: ANN401  torch has no name for it
         def record(
             _: nn.Module, args: tuple[Any, ...], options: dict[str, Any], output: Any
-        ) -> None:  # noqa: ANN401  whatever it returns
+        ) -> None:
             self._calls.setdefault(path, []).append((args, options, output))
 
         return record

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from loraplex.adapters.profile import Profile
 from loraplex.adapters.registry.profiles import read_profile
-from loraplex.adapters.registry.registry import ResolvedModel
+from loraplex.adapters.registry.resolution import ResolvedModel
 from loraplex.platform.prompts_of_engine import AdapterInUse
 from loraplex.tenants.db import Database
 

@@ -37,8 +37,8 @@ IN_BFLOAT16 = [
     "rank 512",
 ]
 TOLERANCE = 8e-2
-"""Of the largest logit. PEFT itself is up to 0.1 from what it computes in float32 of the same weights
-here: these models are random, with logits that depend on the last bits of each layer."""
+"""Of the largest logit. PEFT itself is up to 0.1 from what it computes in float32 of the same
+weights here: these models are random, with logits that depend on the last bits of each layer."""
 BLOCKS = {"block_size": 4, "num_blocks": 60}
 
 

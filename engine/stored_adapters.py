@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from loraplex.adapters import weights
 from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
+from loraplex.engine.own_tokenizers import OwnTokenizers
 from loraplex.engine.runner import ModelRunner
 
 
@@ -16,12 +17,15 @@ class StoredAdapters:
 
     store: Store
     runner: ModelRunner
+    tokenizers: OwnTokenizers
 
     def read(self, digest: str) -> VerifiedAdapter:
-        """See `weights.read`."""
+        """See `weights.read`. Its tokenizer is read too, so that no step waits for that."""
         pins = self.runner.model.device.type == "cuda"
         model = self.runner.model
-        return weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
+        read = weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
+        self.tokenizers.learn(digest)
+        return read
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from prometheus_client import CollectorRegistry
-from tokenizers import Tokenizer
 
 from loraplex.adapters.errors import AdapterError
 from loraplex.adapters.opened_store import open_store
@@ -38,14 +37,13 @@ from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
+from loraplex.engine.own_tokenizers import Decoding, OwnTokenizers
 from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
-from loraplex.engine.transcript import Transcript
 from loraplex.engine.transfers import Transfers
-from loraplex.engine.vocabulary import Vocabulary
 from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
@@ -246,10 +244,9 @@ def compose_engine(
     costs = costs or CostModel(subject_of(runner))
     config = scheduler_config(settings, sizes, model.vocab_size)
     config = replace(config, copy_ms_per_block=runner.measure_copy_ms())
-    scheduler = _scheduler(
-        settings, model, config, residency, Tokenizer.from_buffer(tokenizer_json), costs
-    )
-    transfers = Transfers(StoredAdapters(store, runner), mailbox.wake)
+    tokenizers = OwnTokenizers(Decoding.of(tokenizer_json), store)
+    scheduler = _scheduler(settings, model, config, residency, tokenizers, costs)
+    transfers = Transfers(StoredAdapters(store, runner, tokenizers), mailbox.wake)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, sizes_of, clock)
     return EngineParts(engine, mailbox, scheduler, residency, transfers)
 
@@ -297,14 +294,13 @@ def _scheduler(
     model: LoadedModel,
     config: SchedulerConfig,
     residency: Residency,
-    tokenizer: Tokenizer,
+    tokenizers: OwnTokenizers,
     costs: CostModel,
 ) -> Scheduler:
-    new_text = partial(Transcript, tokenizer, Vocabulary(tokenizer))
     # A configuration may name ends that the model has no logits for.
     eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
     policy = admission_policy(settings)
-    return Scheduler(config, residency, policy, new_text, eos, costs, OutputLengths())
+    return Scheduler(config, residency, policy, tokenizers.new_text, eos, costs, OutputLengths())
 
 
 def admission_policy(settings: Settings) -> AdmissionPolicy:

@@ -22,8 +22,8 @@ router = APIRouter(tags=["adapters"])
 OFFSET_HEADER, LENGTH_HEADER = "upload-offset", "upload-length"
 MAX_LISTED = 1000
 PIECE_TYPE = "application/offset+octet-stream"
-_OCTETS = {"schema": {"type": "string", "format": "binary"}}
-_PIECE = {
+_OCTETS: Mapping[str, object] = {"schema": {"type": "string", "format": "binary"}}
+_PIECE: Mapping[str, object] = {
     "requestBody": {"required": True, "content": {PIECE_TYPE: _OCTETS}},
     "parameters": [
         {
@@ -148,7 +148,7 @@ async def look_at_file(upload_id: str, file: str, caller: Caller, services: Serv
     return Response(headers=headers)
 
 
-@router.patch("/v1/adapters/uploads/{upload_id}/{file}", status_code=204, openapi_extra=_PIECE)
+@router.patch("/v1/adapters/uploads/{upload_id}/{file}", status_code=204, openapi_extra=dict(_PIECE))
 async def append_to_file(
     upload_id: str, file: str, request: Request, caller: Caller, services: ServicesOf
 ) -> Response:

@@ -86,6 +86,19 @@ def test_every_route_of_operators_is_documented() -> None:
         assert last in document
 
 
+async def test_every_route_of_uploads_is_documented(gateway: Gateway) -> None:
+    paths = (await gateway.client.get("/openapi.json")).json()["paths"]
+    documented = [cell for row in rows("HTTP API") for cell in re.findall(r"`(.*?)`", row[0])]
+    for path, methods in paths.items():
+        if not path.startswith(("/v1/adapters/uploads", "/v1/adapters/import")):
+            continue
+        for method in methods:
+            assert any(
+                path.endswith(cell.split("…")[-1].split(" ")[-1]) and method.upper() in " ".join(documented)
+                for cell in documented
+            ), (method, path)
+
+
 def test_columns_of_exports_are_the_documented_ones() -> None:
     cells = [row[0] for row in rows("Exports", (DOCS / "billing.md").read_text())]
     assert tuple(re.findall(r"`([a-z_]+)`", " ".join(cells))) == COLUMNS

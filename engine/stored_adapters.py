@@ -35,3 +35,10 @@ class StoredAdapters:
         model = self.runner.model
         placed = weights.place(on_host, dtype=model.dtype, device=model.device, on_layer=on_layer)
         return self.runner.locate(placed)
+
+    def plain(self, digest: str) -> AdapterWeights:
+        """Read and place an adapter as plain torch computes it, beside what is resident.
+
+        Raises what `read` raises."""
+        model = self.runner.model
+        return weights.place(self.read(digest), dtype=model.dtype, device=model.device)

@@ -81,6 +81,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     async with _beside(
         {
             "adapter-deletions": services.adapter_deletions.run(),
+            "adapter-pins": services.adapter_pins.run(),
             "renew-holds": services.open_requests.keep_renewing(),
             "last-used-keys": services.last_used.run(resources.database),
             "last-used-admin-keys": services.admin_last_used.run(resources.database),

@@ -12,6 +12,7 @@ from loraplex.adapters.storage import Store
 from loraplex.engine.client import EngineClient
 from loraplex.platform.adapter_bytes import removal
 from loraplex.platform.adapter_deletions import AdapterDeletions
+from loraplex.platform.adapter_pins import AdapterPins
 from loraplex.platform.adapter_uses import AdapterUses
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
@@ -85,6 +86,7 @@ class Services:
     metrics: GatewayMetrics
     adapter_uses: AdapterUses
     adapter_deletions: AdapterDeletions
+    adapter_pins: AdapterPins
     last_used: LastUsed
     admin_last_used: LastUsed
 
@@ -116,6 +118,7 @@ def build_services(resources: Resources) -> Services:
         ),
         metrics=metrics,
         adapter_uses=uses,
+        adapter_pins=AdapterPins(resources.database, resources.engine, resources.clock),
         adapter_deletions=AdapterDeletions(
             new_id("gtw", resources.now(), resources.entropy),
             resources.database,

@@ -1,7 +1,7 @@
 """Adapters that come over the network: received, checked, stored, published. No HTTP here."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loraplex.adapters.errors import CheckpointInvalid
@@ -9,10 +9,12 @@ from loraplex.adapters.registry import registry, storage_use, uploads
 from loraplex.adapters.registry.errors import RegistryError
 from loraplex.adapters.registry.registry import Publication, PublishedVersion
 from loraplex.adapters.registry.uploads import NewUpload
+from loraplex.engine.errors import EngineUnavailable
 from loraplex.platform.adapter_bytes import removal
 from loraplex.platform.adapter_checks import CheckedAdapter, check_adapter
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.receiving import nicely, on_disk, received
+from loraplex.platform.self_tests import tested
 from loraplex.platform.services import Resources
 from loraplex.tenants import audit, directory
 from loraplex.tenants.audit import Act
@@ -70,7 +72,8 @@ async def publish(
     """Check a checkpoint's folder against the served model, store it, make it the newest version.
     What becomes of it is noted as an upload, which `begun` is, or a new one.
 
-    Raises InvalidRequest for its name, CheckpointInvalid, VersionConflict, AdapterTooLarge,
+    Raises InvalidRequest for its name, CheckpointInvalid, also if its self-test fails,
+    VersionConflict, AdapterTooLarge,
     StorageLimitReached, EngineUnavailable, StorageUnavailable.
     """
     check_name(name)
@@ -134,13 +137,15 @@ async def _store_and_publish(
         await storage_use.check_limits(session, tenant_id, publication)
     await keep()
     try:
+        report = await tested(resources, tenant_id, checkpoint.digest)
+        publication = replace(publication, self_test=report)
         async with resources.database.session() as session:
             version = await registry.publish(
                 session, tenant_id, publication, act.at, act.actor, keep
             )
             await uploads.finish(session, tenant_id, begun.id, version, act.at)
             return version
-    except RegistryError:
+    except (RegistryError, CheckpointInvalid, EngineUnavailable):
         async with resources.database.session() as session:
             await storage_use.remove_unnamed(
                 session, checkpoint.digest, removal(resources.settings)

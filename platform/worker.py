@@ -54,6 +54,7 @@ from loraplex.platform.fair import fair_settings
 from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
 from loraplex.platform.stream import stream_address
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
+from loraplex.platform.worker_self_tests import SelfTests, compose_self_tests
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Worker:
 
     loop: EngineLoop
     server: StreamServer
+    self_tests: SelfTests
     transfers: Transfers
     costs: KeptCosts
 
@@ -80,6 +82,7 @@ class EngineParts:
     scheduler: Scheduler
     residency: Residency
     transfers: Transfers
+    adapters: StoredAdapters
 
 
 class Lifeline:
@@ -169,6 +172,7 @@ async def _serve(
     await asyncio.to_thread(worker.costs.close)
     worker.transfers.close()
     await worker.server.close()
+    await worker.self_tests.close()
     if crash:
         raise EngineCrashed from crash[0]
 
@@ -204,16 +208,20 @@ async def _compose(
         shapes=_shapes(model),
     )
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
-    server = StreamServer(mailbox, welcome, security, metrics.render)
+    self_tests = compose_self_tests(model, parts.adapters, mailbox, registry)
+    server = StreamServer(mailbox, welcome, security, metrics.render, self_tests.verifier.verify)
 
     def publish(report: StepReport) -> None:
         metrics.observe(report)
         _log_step(report)
         loop.call_soon_threadsafe(server.publish, report)
+        loop.call_soon_threadsafe(self_tests.served.publish, report)
         if (saved := costs.due(time.monotonic())) is not None:
             costs.write(saved)
 
-    return Worker(EngineLoop(parts.engine, mailbox, publish), server, parts.transfers, costs)
+    return Worker(
+        EngineLoop(parts.engine, mailbox, publish), server, self_tests, parts.transfers, costs
+    )
 
 
 def compose_engine(
@@ -262,7 +270,7 @@ def compose_engine(
     )
     transfers = Transfers(stored, mailbox.wake)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
-    return EngineParts(engine, mailbox, scheduler, residency, transfers)
+    return EngineParts(engine, mailbox, scheduler, residency, transfers, stored)
 
 
 def _shapes(model: LoadedModel) -> LinearShapes:

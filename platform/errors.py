@@ -212,7 +212,7 @@ _INTERNAL = Rule(
     "The server failed on this request. Quote its x-request-id to the operator.",
 )
 _UNAUTHENTICATED = (("www-authenticate", "Bearer"),)
-_SOON = (("retry-after", "1"),)
+_SOON, _LATER = (("retry-after", "1"),), (("retry-after", "60"),)
 
 
 def _refused_key(code: str) -> Rule:
@@ -224,10 +224,14 @@ def _conflict(code: str) -> Rule:
     return Rule(409, "conflict_error", code, headers=(_NO_RETRY,))
 
 
+def _outage(
+    code: str, message: str | None = None, wait: tuple[tuple[str, str], ...] = _SOON
+) -> Rule:
+    return Rule(503, _OUTAGE, code, message, headers=wait)
+
+
 def _database_down() -> Rule:
-    return Rule(
-        503, _OUTAGE, "database_unavailable", "The database does not answer; retry.", headers=_SOON
-    )
+    return _outage("database_unavailable", "The database does not answer; retry.")
 
 
 RULES: Mapping[type[Exception], Rule] = {
@@ -243,16 +247,12 @@ RULES: Mapping[type[Exception], Rule] = {
     ClientGone: Rule(499, _REQUEST, "client_closed_request"),
     ClientStalled: Rule(499, _REQUEST, "slow_client"),
     LedgerUnavailable: _database_down(),
-    StorageUnavailable: Rule(
-        503,
-        _OUTAGE,
-        "storage_unavailable",
-        "The adapter cannot be stored now; retry later.",
-        headers=(("retry-after", "60"),),
+    StorageUnavailable: _outage(
+        "storage_unavailable", "The adapter cannot be stored now; retry later.", _LATER
     ),
     TooManyUploads: Rule(429, "rate_limit_error", "too_many_uploads"),
     UploadOffsetMismatch: _conflict("upload_offset_mismatch"),
-    SourceUnavailable: Rule(503, _OUTAGE, "source_unavailable", headers=(("retry-after", "60"),)),
+    SourceUnavailable: _outage("source_unavailable", wait=_LATER),
     AdapterDeleted: _conflict("adapter_deleted"),
     EngineStopped: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     TokenizerUnsupported: _INTERNAL,
@@ -269,12 +269,8 @@ RULES: Mapping[type[Exception], Rule] = {
     tenants.KeyExpired: _refused_key("key_expired"),
     tenants.TenantSuspended: Rule(403, "permission_error", "tenant_suspended"),
     tenants.QuotaExceeded: Rule(429, "rate_limit_error", "rate_limit_exceeded"),
-    tenants.QuotaBackendUnavailable: Rule(
-        503,
-        _OUTAGE,
-        "quota_backend_unavailable",
-        "The store of quotas does not answer; retry.",
-        headers=_SOON,
+    tenants.QuotaBackendUnavailable: _outage(
+        "quota_backend_unavailable", "The store of quotas does not answer; retry."
     ),
     tenants.RequestExceedsLimit: Rule(400, _REQUEST, "request_exceeds_limit"),
     tenants.IdempotencyInProgress: Rule(409, "conflict_error", "idempotency_in_progress"),

@@ -35,6 +35,7 @@ from loraplex.tenants import errors as tenants
 _log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
+Pairs = tuple[tuple[str, str], ...]
 
 
 class PlatformError(Exception):
@@ -167,7 +168,7 @@ class Rule:
     """None takes the error's own `code`."""
     message: str | None = None
     """None tells the error's own message; errors of our own making tell a fixed one."""
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Pairs = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class Told:
     code: str
     message: str
     param: str | None
-    headers: tuple[tuple[str, str], ...]
+    headers: Pairs
     problems: tuple[adapters.Problem, ...] = ()
     """Each reason, where there may be several."""
 
@@ -211,12 +212,11 @@ _INTERNAL = Rule(
     "internal_error",
     "The server failed on this request. Quote its x-request-id to the operator.",
 )
-_UNAUTHENTICATED = (("www-authenticate", "Bearer"),)
 _SOON, _LATER = (("retry-after", "1"),), (("retry-after", "60"),)
 
 
 def _refused_key(code: str) -> Rule:
-    return Rule(401, _REQUEST, code, headers=_UNAUTHENTICATED)
+    return Rule(401, _REQUEST, code, headers=(("www-authenticate", "Bearer"),))
 
 
 def _conflict(code: str) -> Rule:
@@ -224,9 +224,7 @@ def _conflict(code: str) -> Rule:
     return Rule(409, "conflict_error", code, headers=(_NO_RETRY,))
 
 
-def _outage(
-    code: str, message: str | None = None, wait: tuple[tuple[str, str], ...] = _SOON
-) -> Rule:
+def _outage(code: str, message: str | None = None, wait: Pairs = _SOON) -> Rule:
     return Rule(503, _OUTAGE, code, message, headers=wait)
 
 
@@ -341,7 +339,7 @@ def tell(error: BaseException) -> Told:
     )
 
 
-def encoded(headers: tuple[tuple[str, str], ...], content_type: str) -> Headers:
+def encoded(headers: Pairs, content_type: str) -> Headers:
     """Headers as ASGI has them."""
     pairs = (("content-type", content_type), *headers)
     return [(name.encode(), value.encode()) for name, value in pairs]
@@ -388,7 +386,7 @@ def _code(error: BaseException, rule: Rule) -> str:
     return rule.code or str(getattr(error, "code", "internal_error"))
 
 
-def _wait_headers(error: BaseException) -> tuple[tuple[str, str], ...]:
+def _wait_headers(error: BaseException) -> Pairs:
     """Clients wait for `retry-after-ms` if they know it, else for `Retry-After` in seconds."""
     if isinstance(error, UploadOffsetMismatch):
         return (("upload-offset", str(error.offset)),)

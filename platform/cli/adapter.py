@@ -8,13 +8,17 @@ from loraplex.platform.cli import (
     adapter_life,
     adapter_push,
     adapter_show,
+    adapter_top,
+    adapter_upload,
 )
 
 app = typer.Typer(help="Adapters of a tenant.")
 app.command()(adapter_check.check)
 app.command()(adapter_push.push)
+app.command()(adapter_upload.upload)
 app.command("list")(adapter_show.list_)
 app.command()(adapter_show.show)
+app.command()(adapter_top.top)
 app.command()(adapter_alias.alias)
 app.command()(adapter_alias.rollback)
 app.command()(adapter_alias.canary)

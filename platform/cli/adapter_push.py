@@ -54,6 +54,7 @@ def push(
         raise typer.BadParameter(f"{name!r} is not of the form TENANT/NAME.")
 
     async def work(context: CommandContext) -> "tuple[PublishedVersion, str, bool]":
+        from loraplex.adapters.profile import Profile
         from loraplex.adapters.registry import registry, resolution, storage_use
         from loraplex.adapters.registry.registry import Publication
         from loraplex.tenants import audit
@@ -72,6 +73,7 @@ def push(
             num_bytes=checkpoint.num_bytes,
             base_model=base.name,
             num_modules=len(checkpoint.modules),
+            profile=Profile(invocation_tokens=checkpoint.config.invocation_tokens).encoded(),
         )
 
         async def keep() -> None:

@@ -82,16 +82,21 @@ def show(
 
 def _print(versions: "list[PublishedVersion]", empty: str) -> None:
     print_table(
-        ("MODEL", "VERSION", "STATUS", "RANK", "BYTES", "BASE MODEL", "CREATED", "DIGEST"),
+        ("MODEL", "VERSION", "STATUS", "RANK", "BYTES", "BASE MODEL", "CREATED", "SELF-TEST", "DIGEST"),
         (
             (
                 *(v.model, v.version, _status(v), v.rank, v.num_bytes),
-                *(v.base_model, v.created_at, v.digest),
+                *(v.base_model, v.created_at, _self_test(v), v.digest),
             )
             for v in versions
         ),
         empty=empty,
     )
+
+
+def _self_test(version: "PublishedVersion") -> str:
+    report = version.self_test
+    return "not run" if report is None else f"passed ({report['method']})"
 
 
 def _status(version: "PublishedVersion") -> str:

@@ -31,7 +31,7 @@ def resources(resources: Resources) -> Resources:
 def problem_of(response: httpx.Response) -> dict[str, Any]:
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
-    assert set(problem) - {"problems"} == PROBLEM
+    assert set(problem) - {"problems", "details"} == PROBLEM
     assert problem["status"] == response.status_code
     assert problem["instance"].endswith(response.headers["x-request-id"])
     assert problem["type"] == f"urn:loraplex:error:{problem['code']}"

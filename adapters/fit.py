@@ -168,6 +168,12 @@ class _Fit:
         ):
             reason = "has other tokens for the head tied to the embedding than for the embedding"
             yield Problem("trainable_token_indices", "", reason)
+        if self.config.invocation_tokens and self.vocabulary is not None:
+            reason = (
+                f"the adapter has {self.vocabulary} tokens, more than the base model, which could "
+                "not read those before the invocation"
+            )
+            yield Problem("alora_invocation_tokens", "", reason)
         for index in self.config.invocation_tokens:
             if index >= self._rows_of(places):
                 reason = f"the vocabulary has {self._rows_of(places)} tokens"

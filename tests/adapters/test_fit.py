@@ -194,6 +194,11 @@ def test_a_grown_vocabulary_needs_embedding_and_head(check, refused):
     assert "weight is (9, 4): the base model needs the shape (7, 4)" in refused({}, GROWN)
 
 
+def test_an_activated_adapter_cannot_have_a_grown_vocabulary(refused):
+    found = refused({"alora_invocation_tokens": [3]}, GROWN | GROWN_HEAD)
+    assert "alora_invocation_tokens: the adapter has 9 tokens, more than the base model" in found
+
+
 def test_of_a_tied_pair_one_weight_tells_the_grown_vocabulary(check):
     assert check({}, GROWN, base=TIED).rank == 2
 

@@ -244,9 +244,6 @@ def compose_engine(
         itemsize = model.dtype.itemsize
         return sizes_of_head(store.head(digest), model.shapes, bytes_per_element=itemsize)
 
-    def num_bytes(digest: str) -> int:
-        return sizes_of(digest).device_bytes
-
     def host_bytes(digest: str) -> int | None:
         try:
             return sizes_of(digest).host_bytes
@@ -269,7 +266,7 @@ def compose_engine(
         stored.added_tokens,
     )
     transfers = Transfers(stored, mailbox.wake)
-    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, sizes_of, clock)
     return EngineParts(engine, mailbox, scheduler, residency, transfers, stored)
 
 

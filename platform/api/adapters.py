@@ -26,7 +26,7 @@ def upload_form() -> dict[str, Any]:
     name = {"type": "string", "description": "The adapter's name, a slug."}
     properties: dict[str, object] = {"name": name, **dict.fromkeys(ADAPTER_FILES, file)}
     form = {"type": "object", "required": list(REQUIRED_FILES), "properties": properties}
-    content = {"multipart/form-data": {"schema": form}}
+    content: dict[str, object] = {"multipart/form-data": {"schema": form}}
     content |= {kind: {"schema": file} for kind in TAR_TYPES}
     return {
         "requestBody": {"required": True, "content": content},

@@ -86,6 +86,10 @@ class Tier:
         """The entry, if there is one. Change it through `change` alone."""
         return self._entries.get(key)
 
+    def num_bytes(self, key: AdapterKey) -> int:
+        """Of what is there or on its way."""
+        return self._entries[key].num_bytes
+
     def items(self) -> Iterable[tuple[AdapterKey, Entry]]:
         """From the least to the most recently used."""
         return self._entries.items()

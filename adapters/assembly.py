@@ -55,8 +55,6 @@ class Assembly:
         return found
 
     def _module(self, path: str, module: ModuleLayout) -> Assembled:
-        if Role.PARAMETER_A in module.roles:
-            self.problems.append(Problem(path, "", "LoRA on experts is not served"))
         gain = self._gain(path, module)
         effect = ModuleEffect(
             weight=self._saved_weight(path, module),

@@ -20,7 +20,7 @@ from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.preemption import Preemption
 from loraplex.engine.prefetch import Prefetch
-from loraplex.engine.protocol import Explained, Sampling, Submit
+from loraplex.engine.protocol import Explained, Submit
 from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
@@ -54,7 +54,7 @@ class Scheduler:
         config: SchedulerConfig,
         residency: Residency,
         policy: AdmissionPolicy,
-        new_text: Callable[[Sampling], Text],
+        new_text: Callable[[Submit], Text],
         eos_token_ids: frozenset[int],
         costs: StepCosts,
         lengths: OutputLengths,
@@ -129,7 +129,7 @@ class Scheduler:
         due_s = now + config.targets.get(submit.service_tier, Targets()).ttft_ms / 1e3
         submission = Submission(submit, now, adapter_bytes, eos | {*sampling.stop_token_ids}, due_s)
         submission.open = [
-            Request(submission, choice, self._new_text(sampling), WaitClock(now, self._clock))
+            Request(submission, choice, self._new_text(submit), WaitClock(now, self._clock))
             for choice in range(sampling.n)
         ]
         submission.clock = submission.open[0].clock

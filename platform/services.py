@@ -21,6 +21,7 @@ from loraplex.platform.profiles import Profiles
 from loraplex.platform.prompts_of_engine import PromptsOfEngine
 from loraplex.platform.settings import Settings
 from loraplex.platform.template_process import TemplateLimits, TemplateProcesses
+from loraplex.platform.upload_slots import UploadSlots
 from loraplex.tenants.db import Database
 from loraplex.tenants.ids import Entropy, new_id
 from loraplex.tenants.last_used import LastUsed
@@ -51,6 +52,7 @@ class Resources:
 
     store: Store = field(init=False)
     """Of adapters."""
+    upload_slots: UploadSlots = field(init=False)
     templates: TemplateProcesses = field(init=False)
     """In which adapters' chat templates run."""
 
@@ -64,6 +66,8 @@ class Resources:
             settings.template_processes,
         )
         object.__setattr__(self, "store", store)
+        slots = UploadSlots(settings.max_uploads, settings.max_tenant_uploads)
+        object.__setattr__(self, "upload_slots", slots)
         object.__setattr__(self, "templates", TemplateProcesses(limits))
 
     def now(self) -> datetime:

@@ -18,8 +18,8 @@ EOS = 999
 class PlainText:
     """Text of the simulated model: each token is its number; `stop` may be one number."""
 
-    def __init__(self, sampling: Sampling) -> None:
-        self._stop = sampling.stop
+    def __init__(self, submit: Submit) -> None:
+        self._stop = submit.sampling.stop
         self.stopped = False
 
     def push(self, token_id: int, logprobs: Logprobs | None) -> Piece:

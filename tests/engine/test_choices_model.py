@@ -53,8 +53,8 @@ def run(
     """Outputs by request and choice, what each choice's text was told, and preemptions."""
     texts: list[Recorder] = []
 
-    def new_text(sampling: Sampling) -> Recorder:
-        texts.append(Recorder(sampling))
+    def new_text(submit: Submit) -> Recorder:
+        texts.append(Recorder(submit.sampling))
         return texts[-1]
 
     config = build.config(num_blocks=num_blocks)

@@ -65,6 +65,7 @@ class Residency:
         self._eviction = eviction or LeastWorth()
         self._clock = clock
         self._device = Tier(capacity_bytes)
+        self._entries = self._device.entries  # read many times a step
         self.host = HostCopies(host)
         """What is kept in the host's memory."""
         self.demand = Demand(self.host.keys)
@@ -116,19 +117,19 @@ class Residency:
 
     def state(self, key: AdapterKey) -> State:
         """Where the adapter is now."""
-        entry = self._device.get(key)
+        entry = self._entries.get(key)
         if entry is None:
             return State.ABSENT
         return State.RESIDENT if entry.is_there else State.LOADING
 
     def is_unclaimed(self, key: AdapterKey) -> bool:
         """True if it was prefetched, is there or on its way, and no request has needed it yet."""
-        entry = self._device.get(key)
+        entry = self._entries.get(key)
         return entry is not None and entry.is_unclaimed
 
     def num_layers(self, key: AdapterKey) -> int:
         """How many of its layers are on the device; 0 if it is absent."""
-        entry = self._device.get(key)
+        entry = self._entries.get(key)
         return 0 if entry is None else entry.num_layers
 
     def loadable_bytes(self, tenant: str | None = None, *, is_prefetch: bool = False) -> int:

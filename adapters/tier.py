@@ -71,6 +71,11 @@ class Tier:
         return self.capacity_bytes - self.held_bytes
 
     @property
+    def entries(self) -> Mapping[AdapterKey, Entry]:
+        """All entries, as a view that follows changes; from the least to the most recently used."""
+        return self._entries
+
+    @property
     def keys(self) -> KeysView[AdapterKey]:
         """Adapters that are there or on their way, as a view that follows changes."""
         return self._entries.keys()

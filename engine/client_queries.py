@@ -61,7 +61,8 @@ class Queries:
 
     async def _ask(self, ask: Callable[[int], object], timeout_s: float) -> Answer | None:
         query_id = next(self._ids)
-        answer = self._open[query_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._open[query_id] = answer
         self._send(ask(query_id))
         try:
             async with asyncio.timeout(timeout_s):

@@ -42,16 +42,6 @@ def refuse_impossible(
             f"{config.max_waiting_tokens}",
             "prompt",
         )
-    for field, ids in (
-        ("prompt", submit.prompt),
-        ("stop_token_ids", sampling.stop_token_ids),
-        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
-    ):
-        # An id beyond the tables would break the whole step, not this request alone.
-        if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
-            raise RequestRefused(
-                f"{field} has a token id outside 0 to {config.vocab_size - 1}", field
-            )
     last_start = 0 if submit.adapter is None else len(submit.prompt) - 1
     if not 0 <= submit.adapter_start <= last_start:
         raise RequestRefused(
@@ -61,6 +51,10 @@ def refuse_impossible(
         )
     if not 0 < submit.weight < inf:
         raise RequestRefused(f"the weight is {submit.weight}; it must be above 0", "weight")
+    _refuse_too_large(submit, adapter_bytes, residency)
+
+
+def _refuse_too_large(submit: Submit, adapter_bytes: int, residency: Residency) -> None:
     if submit.adapter is None:
         return
     most_bytes = residency.most_loadable_bytes(AdapterKey(submit.tenant, submit.adapter))
@@ -71,6 +65,19 @@ def refuse_impossible(
             "most what its tenant may hold",
             "model",
         )
+
+
+def refuse_ids(submit: Submit, vocab_size: int) -> None:
+    """Raise RequestRefused, naming the field, if it has an id that is not below `vocab_size`."""
+    sampling = submit.sampling
+    for field, ids in (
+        ("prompt", submit.prompt),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+    ):
+        # An id beyond the tables would break the whole step, not this request alone.
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise RequestRefused(f"{field} has a token id outside 0 to {vocab_size - 1}", field)
 
 
 def refuse_overload(

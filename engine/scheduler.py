@@ -19,8 +19,8 @@ from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.preemption import Preemption
 from loraplex.engine.prefetch import Prefetch
-from loraplex.engine.protocol import Explained, Sampling, Submit
-from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
+from loraplex.engine.protocol import Explained, Submit
+from loraplex.engine.refusals import refuse_ids, refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
 from loraplex.engine.step_budget import Demand, StepBudget
@@ -54,7 +54,7 @@ class Scheduler:
         config: SchedulerConfig,
         residency: Residency,
         policy: AdmissionPolicy,
-        new_text: Callable[[Sampling], Text],
+        new_text: Callable[[Submit], Text],
         eos_token_ids: frozenset[int],
         costs: StepCosts,
         lengths: OutputLengths,
@@ -117,22 +117,22 @@ class Scheduler:
         """True if a step could compute or report something."""
         return bool(self._requests or self._events)
 
-    def add(self, submit: Submit, now: float, adapter_bytes: int = 0) -> None:
-        """Take a request that arrived at `now`; `adapter_bytes` is what its adapter needs resident.
-
-        Raises RequestRefused if it could never run, EngineOverloaded if the queue is full, and
-        DeadlineUnreachable if it has a deadline that cannot be met.
-        """
-        refuse_open(submit, self._submissions, self._requests)
-        refuse_impossible(submit, self._config, adapter_bytes, self._residency)
+    def add(self, submit: Submit, now: float, adapter_bytes: int = 0, vocab_size: int = 0) -> None:
+        """Take a request that arrived at `now`, whose adapter needs `adapter_bytes` resident and
+        has `vocab_size` tokens, or those of the base model (0). Raises RequestRefused if it could
+        never run, EngineOverloaded if the queue is full, and DeadlineUnreachable if it has a
+        deadline that cannot be met."""
         config = self._config
+        refuse_open(submit, self._submissions, self._requests)
+        refuse_ids(submit, vocab_size or config.vocab_size)
+        refuse_impossible(submit, config, adapter_bytes, self._residency)
         refuse_overload(submit, config, len(self._waiting), self._num_waiting_tokens)
         sampling = submit.sampling
         eos = frozenset() if sampling.ignore_eos else self._eos_token_ids
         due_s = now + config.targets.get(submit.service_tier, Targets()).ttft_ms / 1e3
         submission = Submission(submit, now, adapter_bytes, eos | {*sampling.stop_token_ids}, due_s)
         submission.open = [
-            Request(submission, choice, self._new_text(sampling), WaitClock(now, self._clock))
+            Request(submission, choice, self._new_text(submit), WaitClock(now, self._clock))
             for choice in range(sampling.n)
         ]
         submission.clock = submission.open[0].clock

@@ -22,6 +22,7 @@ from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
 from loraplex.adapters.sizes import AdapterSizes, sizes_of_head
 from loraplex.engine import memory
+from loraplex.engine.added_tokens import AdapterVocabulary, AddedTokens
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
@@ -38,7 +39,7 @@ from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
-from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
+from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Submit, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stored_adapters import StoredAdapters
@@ -243,9 +244,6 @@ def compose_engine(
         itemsize = model.dtype.itemsize
         return sizes_of_head(store.head(digest), model.shapes, bytes_per_element=itemsize)
 
-    def num_bytes(digest: str) -> int:
-        return sizes_of(digest).device_bytes
-
     def host_bytes(digest: str) -> int | None:
         try:
             return sizes_of(digest).host_bytes
@@ -257,13 +255,19 @@ def compose_engine(
     costs = costs or CostModel(subject_of(runner))
     config = scheduler_config(settings, sizes, model.vocab_size)
     config = replace(config, copy_ms_per_block=runner.measure_copy_ms())
+    stored = StoredAdapters(store, runner)
     scheduler = _scheduler(
-        settings, model, config, residency, Tokenizer.from_buffer(tokenizer_json), costs
+        settings,
+        model,
+        config,
+        residency,
+        Tokenizer.from_buffer(tokenizer_json),
+        costs,
+        stored.added_tokens,
     )
-    adapters = StoredAdapters(store, runner)
-    transfers = Transfers(adapters, mailbox.wake)
-    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
-    return EngineParts(engine, mailbox, scheduler, residency, transfers, adapters)
+    transfers = Transfers(stored, mailbox.wake)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, sizes_of, clock)
+    return EngineParts(engine, mailbox, scheduler, residency, transfers, stored)
 
 
 def _shapes(model: LoadedModel) -> LinearShapes:
@@ -311,8 +315,15 @@ def _scheduler(
     residency: Residency,
     tokenizer: Tokenizer,
     costs: CostModel,
+    added: AddedTokens,
 ) -> Scheduler:
-    new_text = partial(Transcript, tokenizer, Vocabulary(tokenizer))
+    base = Vocabulary(tokenizer)
+
+    def new_text(submit: Submit) -> Transcript:
+        adapter = submit.adapter
+        vocabulary = base if adapter is None else AdapterVocabulary(base, added, adapter)
+        return Transcript(tokenizer, vocabulary, submit.sampling)
+
     # A configuration may name ends that the model has no logits for.
     eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
     policy = admission_policy(settings)

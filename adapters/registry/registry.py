@@ -36,6 +36,8 @@ class Publication:
     """Name of the base model it was validated against."""
     num_modules: int = 0
     """Modules that it changes."""
+    profile: str | None = None
+    """JSON: see `adapters.profile.Profile`."""
     self_test: str | None = None
     """JSON: what the self-test found; None if none ran."""
 
@@ -109,6 +111,7 @@ async def publish(
             rank=publication.rank,
             num_bytes=publication.num_bytes,
             base_model=publication.base_model,
+            profile=publication.profile,
             created_at=now,
         )
         session.add(stored)

@@ -25,7 +25,7 @@ PROMPT = tuple(range(5, 18))
 class Recorder:
     """Text that is none, and the log-probabilities that came with each token."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, submit: Submit) -> None:
         self.stopped = False
         self.logprobs: list[Logprobs | None] = []
 
@@ -53,8 +53,8 @@ def run(
     """Outputs by request and choice, what each choice's text was told, and preemptions."""
     texts: list[Recorder] = []
 
-    def new_text(sampling: Sampling) -> Recorder:
-        texts.append(Recorder(sampling))
+    def new_text(submit: Submit) -> Recorder:
+        texts.append(Recorder(submit))
         return texts[-1]
 
     config = build.config(num_blocks=num_blocks)

@@ -361,10 +361,10 @@ async def test_a_request_that_cannot_be_taken_fails_alone_and_those_behind_it_ru
     assert len(token_ids) == 4
 
 
-def forbid_empty_stops(sampling: Sampling) -> build.PlainText:
-    if "" in sampling.stop:
+def forbid_empty_stops(submit: Submit) -> build.PlainText:
+    if "" in submit.sampling.stop:
         raise ValueError("a stop string is empty")
-    return build.PlainText(sampling)
+    return build.PlainText(submit)
 
 
 async def test_a_client_survives_a_connection_that_ends_with_any_error_of_the_network(

@@ -166,7 +166,8 @@ def _read_tensors(directory: Path, limits: Limits) -> tuple[tuple[TensorEntry, .
             return (), [*problems, Problem(TENSORS_FILE, "", reason)]
         entries = read_entries(path)
     except TensorFileInvalid as error:
-        return (), [*problems, Problem(TENSORS_FILE, "", str(error))]
+        reason = str(error).removeprefix(TENSORS_FILE).lstrip(": ")
+        return (), [*problems, Problem(TENSORS_FILE, "", reason)]
     except OSError as error:
         return (), [*problems, _unreadable(TENSORS_FILE, error)]
     if not entries:

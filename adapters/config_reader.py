@@ -39,6 +39,7 @@ class ParsedConfig:
 HARMLESS = MappingProxyType(
     {
         "auto_mapping": "names the class of a base model that is no causal model of transformers",
+        "base_model_name_or_path": "informs: the base model is the operator's choice",
         "corda_config": "read only with init_lora_weights=corda, which is refused",
         "eva_config": "read only before training",
         "fan_in_fan_out": "how a weight lies in memory; matters when adapters are merged into it",
@@ -49,7 +50,7 @@ HARMLESS = MappingProxyType(
         "megatron_core": "read only with megatron_config, which is refused",
         "peft_version": "informs",
         "qalora_group_size": "read only with use_qalora, which is refused",
-        "revision": "informs: the base model is the operator's choice",
+        "revision": "informs, as base_model_name_or_path does",
         "runtime_config": "where PEFT itself computes",
     }
 )

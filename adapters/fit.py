@@ -13,6 +13,10 @@ from loraplex.adapters.tensor_file import TensorEntry
 
 _LISTED = 5
 _PAIRS = (Role.LORA_A, Role.EMBEDDING_A)
+_RANKED = (
+    *(Role.LORA_A, Role.LORA_B, Role.EMBEDDING_A, Role.EMBEDDING_B),
+    *(Role.PARAMETER_A, Role.PARAMETER_B),
+)
 _WEIGHTS = (Role.SAVED_WEIGHT, Role.BASE_WEIGHT)
 _VECTORS = (Role.LORA_B_BIAS, Role.MAGNITUDE, Role.BASE_BIAS, Role.SAVED_BIAS)
 
@@ -43,7 +47,8 @@ def problems(
         PatternTimeout: a pattern of the config was not matched in time.
     """
     matcher = matcher or targets.matcher_for(config, base)
-    ranked = [path for path, roles in claims.items() if roles.keys() & {*_PAIRS, Role.PARAMETER_A}]
+    # Of modules that the base lacks nothing is asked: a file may name any number of them.
+    ranked = claims.keys() & (base.linears.keys() | base.embeddings.keys() | base.parameters.keys())
     fit = _Fit(
         config,
         claims,
@@ -163,6 +168,12 @@ class _Fit:
         ):
             reason = "has other tokens for the head tied to the embedding than for the embedding"
             yield Problem("trainable_token_indices", "", reason)
+        if self.config.invocation_tokens and self.vocabulary is not None:
+            reason = (
+                f"the adapter has {self.vocabulary} tokens, more than the base model, which could "
+                "not read those before the invocation"
+            )
+            yield Problem("alora_invocation_tokens", "", reason)
         for index in self.config.invocation_tokens:
             if index >= self._rows_of(places):
                 reason = f"the vocabulary has {self._rows_of(places)} tokens"
@@ -221,7 +232,7 @@ class _Fit:
             needed = self._shapes(path, rank_of.get(path, 0))
             for role, entry in roles.items():
                 if role in needed and entry.shape not in needed[role]:
-                    yield _misfit(entry, needed[role], rank_of.get(path))
+                    yield _misfit(entry, needed[role], rank_of[path] if role in _RANKED else None)
                 if role in _PAIRS and role not in needed and needed:
                     yield Problem(entry.name[:200], "", f"{path} is of another kind of layer")
 

@@ -6,6 +6,15 @@ PROFILE_FILE = "profile.json"
 TOKENIZER_FILE = "tokenizer.json"
 
 
+class AddedToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token that an adapter's tokenizer has and the base's has not."""
+
+    id: int
+    text: str
+    is_special: bool
+    """True for one that adds nothing to an answer's text."""
+
+
 class Profile(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -19,6 +28,8 @@ class Profile(
     """`bos_token`, `eos_token`, … as the adapter's template names them; with a template alone."""
     tokenizer_sha256: str | None = None
     """Of the tokenizer.json that lies in the store beside the weights."""
+    added_tokens: tuple[AddedToken, ...] = ()
+    """What that tokenizer adds to the base's vocabulary."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end an answer beside the base model's own."""
     temperature: float | None = None

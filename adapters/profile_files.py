@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from loraplex.adapters import strict_json, tokenizer_check
+from loraplex.adapters.errors import Problem
 from loraplex.adapters.profile import TOKENIZER_FILE, Profile
+from loraplex.adapters.tokenizer_check import CheckedTokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -78,7 +80,7 @@ class ReadProfile:
     """What a folder says, and all reasons to refuse it."""
 
     profile: Profile
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
 
 
 def read_profile_files(folder: Path, base: BaseWays) -> ReadProfile:
@@ -93,7 +95,7 @@ def read_profile_files(folder: Path, base: BaseWays) -> ReadProfile:
 class _Reader:
     folder: Path
     base: BaseWays
-    problems: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
     def read(self) -> ReadProfile:
         config = self._object(TOKENIZER_CONFIG_FILE)
@@ -101,13 +103,22 @@ class _Reader:
         template = self._template(config)
         if template == self.base.chat_template and self._has_the_bases(specials):
             template = None
+        tokenizer = self._tokenizer()
         profile = Profile(
             chat_template=template,
             special_tokens={} if template is None else {**self.base.special_tokens, **specials},
-            tokenizer_sha256=self._tokenizer(),
+            tokenizer_sha256=tokenizer.sha256,
+            added_tokens=tokenizer.added,
             **self._generation(self._object(GENERATION_FILE)),
         )
         return ReadProfile(profile, tuple(self.problems))
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self.problems.append(Problem(name, "", reason))
+
+    def _refuse_setting(self, name: str, value: object, reason: str) -> None:
+        where = f"{GENERATION_FILE}: {name[:80]}"
+        self.problems.append(Problem(where, repr(value)[:80], reason))
 
     def _has_the_bases(self, specials: Mapping[str, str]) -> bool:
         base = self.base.special_tokens
@@ -121,7 +132,7 @@ class _Reader:
         with file.open("rb") as opened:
             data = opened.read(limit + 1)
         if len(data) > limit:
-            self.problems.append(f"{name} is larger than {limit} bytes")
+            self._refuse(name, f"is larger than {limit} bytes")
             return None
         return data
 
@@ -132,7 +143,7 @@ class _Reader:
         try:
             return msgspec.convert(strict_json.decode(data), dict[str, Any])
         except (ValueError, msgspec.ValidationError) as error:
-            self.problems.append(f"{name}: {error}")
+            self._refuse(name, str(error))
             return {}
 
     def _template(self, config: dict[str, Any]) -> str | None:
@@ -145,10 +156,10 @@ class _Reader:
         if isinstance(found, list):  # several by name
             found = next((t.get("template") for t in found if _is_default(t)), None)
         if found is not None and not isinstance(found, str):
-            self.problems.append(f"{name}: chat_template is no text")
+            self._refuse(name, "chat_template is no text")
             return None
         if found is not None and len(found) > MAX_TEMPLATE_CHARS:
-            self.problems.append(f"{name}: longer than {MAX_TEMPLATE_CHARS} characters")
+            self._refuse(name, f"the template is longer than {MAX_TEMPLATE_CHARS} characters")
             return None
         return found
 
@@ -161,32 +172,32 @@ class _Reader:
         if len(specials) > MAX_SPECIAL_TOKENS or any(
             len(text) > MAX_TOKEN_CHARS for text in (*specials, *specials.values())
         ):
-            self.problems.append(
-                f"{TOKENIZER_CONFIG_FILE}: at most {MAX_SPECIAL_TOKENS} special tokens of "
-                f"{MAX_TOKEN_CHARS} characters are possible"
+            self._refuse(
+                f"{TOKENIZER_CONFIG_FILE}, {SPECIAL_TOKENS_FILE}",
+                f"at most {MAX_SPECIAL_TOKENS} special tokens of {MAX_TOKEN_CHARS} characters are "
+                "possible",
             )
         return specials
 
-    def _tokenizer(self) -> str | None:
+    def _tokenizer(self) -> CheckedTokenizer:
         data = self._bytes(TOKENIZER_FILE, MAX_TOKENIZER_BYTES)
         added = self._object(ADDED_TOKENS_FILE)
         if data is None:
             ids = tokenizer_check.added_ids(self.base.tokenizer_json)
             if any(ids.get(text) != token_id for text, token_id in added.items()):
-                self.problems.append(
-                    f"{ADDED_TOKENS_FILE} adds tokens, but there is no {TOKENIZER_FILE} with them"
-                )
-            return None
+                self._refuse(ADDED_TOKENS_FILE, f"adds tokens that no {TOKENIZER_FILE} has")
+            return CheckedTokenizer(None)
         checked = tokenizer_check.check(data, self.base.tokenizer_json, self.base.vocab_size)
-        self.problems += (f"{TOKENIZER_FILE}: {problem}" for problem in checked.problems)
-        return checked.sha256
+        for reason in checked.problems:
+            self._refuse(TOKENIZER_FILE, reason)
+        return checked
 
     def _generation(self, config: dict[str, Any]) -> dict[str, Any]:
         """Fields of the profile that generation_config.json sets."""
         found: dict[str, Any] = {"stop_token_ids": self._stops(config.pop("eos_token_id", None))}
         does_sample = config.pop("do_sample", False)
         if not isinstance(does_sample, bool):
-            self.problems.append(f"{GENERATION_FILE}: do_sample is neither true nor false")
+            self._refuse_setting("do_sample", does_sample, "must be true or false")
         for name in _RANGES:
             value = self._number(name, config.pop(name, None))
             if does_sample is True and value is not None:
@@ -195,20 +206,18 @@ class _Reader:
             if value in (None, False, [], {}) or name in _NO_EFFECT:
                 continue
             if name not in _NEUTRAL or value != _NEUTRAL[name]:
-                self.problems.append(f"{GENERATION_FILE}: {name[:80]} is not served; remove it")
+                self._refuse_setting(name, value, "is not served; remove it")
         return found
 
     def _stops(self, value: object) -> tuple[int, ...]:
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(type(i) is int and 0 <= i < self.base.vocab_size for i in ids):
-            self.problems.append(
-                f"{GENERATION_FILE}: eos_token_id must be ids below {self.base.vocab_size}"
-            )
+            reason = f"must be ids below {self.base.vocab_size}"
+            self._refuse_setting("eos_token_id", value, reason)
             return ()
         if len(ids) > MAX_STOP_TOKEN_IDS:
-            self.problems.append(
-                f"{GENERATION_FILE}: eos_token_id has more than {MAX_STOP_TOKEN_IDS} ids"
-            )
+            reason = f"at most {MAX_STOP_TOKEN_IDS} ids are possible"
+            self._refuse_setting("eos_token_id", value, reason)
             return ()
         return tuple(dict.fromkeys(ids))
 
@@ -218,12 +227,12 @@ class _Reader:
             return None
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or (kind is int and value != int(value)):  # type: ignore[call-overload]
-            self.problems.append(f"{GENERATION_FILE}: {name} is no number that it can be")
+            self._refuse_setting(name, value, "must be a number")
             return None
         number: float = kind(value)
         if not low <= number <= high or (number == low and not is_closed):
             bound = "" if is_closed else "above "
-            self.problems.append(f"{GENERATION_FILE}: {name} must be {bound}{low} to {high}")
+            self._refuse_setting(name, value, f"must be {bound}{low} to {high}")
             return None
         return number
 

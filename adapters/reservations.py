@@ -1,5 +1,6 @@
 """What of the device's memory is promised to whom: pins, floors and caps. A value, by version."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -71,3 +72,56 @@ def grant(asked: Reservations, capacity_bytes: int) -> Granted:
         left -= more
     held = Reservations(asked.version, pinned, floors, asked.caps)
     return Granted(held, tuple(refused_pins), tuple(refused_floors))
+
+
+class Promises:
+    """What holds of the newest reservations, until what is pinned is dropped."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        """Of the device's memory for adapters."""
+        self._capacity_bytes = capacity_bytes
+        self.granted = Granted(Reservations())
+        """What was granted."""
+        self.pinned: dict[AdapterKey, int] = {}
+        """Adapters that are pinned now, and their bytes."""
+        self._own_pins: dict[str, int] = {}
+        self._promised: dict[str, int] = {}
+        """By tenant, bytes of its pins; and of them and its floor together."""
+
+    @property
+    def floors(self) -> Mapping[str, int]:
+        """By tenant."""
+        return self.granted.reservations.floors
+
+    def cap(self, tenant: str | None) -> int | None:
+        """The most bytes that the tenant's adapters may hold; None for no cap, or for nobody."""
+        return None if tenant is None else self.granted.reservations.caps.get(tenant)
+
+    def renew(self, asked: Reservations) -> bool:
+        """Grant what is asked, unless it is not newer than what holds; False then."""
+        if asked.version <= self.granted.reservations.version:
+            return False
+        self.granted = grant(asked, self._capacity_bytes)
+        self.pinned = dict(self.granted.reservations.pinned)
+        self._add_up()
+        return True
+
+    def unpin(self, key: AdapterKey) -> None:
+        """It is pinned no more, if it was."""
+        if self.pinned.pop(key, None) is not None:
+            self._add_up()
+
+    def most_bytes(self, key: AdapterKey) -> int:
+        """The most bytes that this adapter can have and still be loaded, if nothing is leased."""
+        own = self._own_pins.get(key.tenant, 0) - self.pinned.get(key, 0)
+        of_others = sum(self._promised.values()) - self._promised.get(key.tenant, 0)
+        room, cap = self._capacity_bytes - own - of_others, self.cap(key.tenant)
+        return room if cap is None else min(room, cap - own)
+
+    def _add_up(self) -> None:
+        own = Counter[str]()
+        for key, num_bytes in self.pinned.items():
+            own[key.tenant] += num_bytes
+        self._own_pins = dict(own)
+        tenants = own.keys() | self.floors.keys()
+        self._promised = {t: max(own[t], self.floors.get(t, 0)) for t in tenants}

@@ -21,7 +21,6 @@ said at `Transfers`. What is *pinned* is never evicted, and what a tenant's floo
 that tenant's own loads; both are bounded (`reservations`), so that they block nobody for ever.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
@@ -29,7 +28,7 @@ from loraplex.adapters.demand import Demand
 from loraplex.adapters.errors import ResidencyViolation
 from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.host_copies import HostCopies, HostMemory
-from loraplex.adapters.reservations import Granted, Reservations, grant
+from loraplex.adapters.reservations import Granted, Promises, Reservations
 from loraplex.adapters.residency_counts import Cause, PrefetchCounts, ResidencyCounts
 from loraplex.adapters.residency_status import AdapterStatus, status_of
 from loraplex.adapters.spec import AdapterKey
@@ -71,12 +70,7 @@ class Residency:
         """What requests ask for. The scheduler tells it."""
         self.prefetched = PrefetchCounts()
         self.counts = ResidencyCounts()
-        self.granted = Granted(Reservations())
-        """What is promised to whom."""
-        self._pinned: dict[AdapterKey, int] = {}
-        self._own_pins: dict[str, int] = {}
-        self._promised: dict[str, int] = {}
-        """By tenant, bytes of its pins; and of them and its floor together."""
+        self._promises = Promises(capacity_bytes)
         self._dropped: set[AdapterKey] = set()
         """What is to be freed once nobody uses it or waits for it."""
         self._freed: list[AdapterKey] = []
@@ -96,6 +90,11 @@ class Residency:
     def free_bytes(self) -> int:
         """Bytes that a load can take without evicting anything."""
         return self._device.free_bytes
+
+    @property
+    def granted(self) -> Granted:
+        """What is promised to whom, and what is not."""
+        return self._promises.granted
 
     @property
     def num_adapters(self) -> int:
@@ -135,7 +134,7 @@ class Residency:
         for whoever it is. A prefetch evicts nothing that any floor protects, its own included."""
         device = self._device
         room = device.free_bytes + device.evictable_for(None if is_prefetch else tenant)
-        cap = None if tenant is None else self.granted.reservations.caps.get(tenant)
+        cap = self._promises.cap(tenant)
         if cap is None or tenant is None:
             return room
         kept = device.held_by(tenant) - device.evictable_of(tenant, is_prefetch=is_prefetch)
@@ -144,11 +143,7 @@ class Residency:
     def most_loadable_bytes(self, key: AdapterKey) -> int:
         """The most bytes that this adapter can have and still be loaded, were all leases given
         back, as long as pins, floors and caps stay as they are."""
-        own = self._own_pins.get(key.tenant, 0) - self._pinned.get(key, 0)
-        promised = self._promised.get(key.tenant, 0)
-        room = self.capacity_bytes - own - (sum(self._promised.values()) - promised)
-        cap = self.granted.reservations.caps.get(key.tenant)
-        return room if cap is None else min(room, cap - own)
+        return self._promises.most_bytes(key)
 
     def unloadable(self) -> list[AdapterKey]:
         """Absent adapters that requests wait for and that can no longer be loaded."""
@@ -207,7 +202,7 @@ class Residency:
         for victim in evicted:
             self._remove(victim, "prefetch" if is_prefetch else "load")
             self._eviction.evicted(victim)
-        is_pinned = key in self._pinned
+        is_pinned = key in self._promises.pinned
         self._device.add(key, Entry(num_bytes, is_unclaimed=is_prefetch, is_pinned=is_pinned))
         self._version += 1
         if is_prefetch:
@@ -290,27 +285,23 @@ class Residency:
     def reserve(self, asked: Reservations) -> bool:
         """Let these pins, floors and caps hold, as far as `grant` says, unless they are older than
         those that do; False then. A cap that is exceeded already holds from the next load on."""
-        if asked.version <= self.granted.reservations.version:
+        if not self._promises.renew(asked):
             return False
-        self.granted = grant(asked, self.capacity_bytes)
-        self._pinned = dict(self.granted.reservations.pinned)
         for key, entry in self._device.items():
-            if entry.is_pinned is not (key in self._pinned):
+            if entry.is_pinned is not (key in self._promises.pinned):
                 self._device.pin(key, is_pinned=not entry.is_pinned)
-        self._device.set_floors(self.granted.reservations.floors)
-        self._add_up_promises()
+        self._device.set_floors(self._promises.floors)
         return True
 
     def absent_pins(self) -> Iterator[tuple[AdapterKey, int]]:
         """Pinned adapters that are neither there nor on their way, and their bytes."""
-        return ((key, num) for key, num in self._pinned.items() if key not in self._device)
+        return ((key, num) for key, num in self._promises.pinned.items() if key not in self._device)
 
     def drop(self, key: AdapterKey) -> None:
         """Nobody new will ask for it: free all memory of it, in each tier, once nobody uses it or
         waits for it, and pin it no longer."""
         self.counts.num_drops += 1
-        if self._pinned.pop(key, None) is not None:
-            self._add_up_promises()
+        self._promises.unpin(key)
         if key in self._device:
             self._device.pin(key, is_pinned=False)
         self._dropped.add(key)
@@ -333,7 +324,7 @@ class Residency:
         self.host.check({key for key, entry in self._device.items() if not entry.is_there})
         for key, entry in self._device.items():
             assert not entry.leases or entry.is_there or not entry.is_unclaimed
-            assert entry.is_pinned is (key in self._pinned)
+            assert entry.is_pinned is (key in self._promises.pinned)
         num_unclaimed = sum(entry.is_unclaimed for _, entry in self._device.items())
         ended = self.prefetched.num_claimed + self.prefetched.num_wasted
         assert self.prefetched.num_started == ended + num_unclaimed
@@ -341,17 +332,9 @@ class Residency:
             is_used = key in self._device or key in self.host.keys
             assert is_used or self.demand.is_awaited(key), "what is gone is to be dropped"
 
-    def _add_up_promises(self) -> None:
-        own = Counter[str]()
-        for key, num_bytes in self._pinned.items():
-            own[key.tenant] += num_bytes
-        floors = self.granted.reservations.floors
-        self._own_pins = dict(own)
-        self._promised = {t: max(own[t], floors.get(t, 0)) for t in own.keys() | floors.keys()}
-
     def _over_cap(self, num_bytes: int, tenant: str | None) -> int:
         """Bytes by which a load would make the tenant exceed its cap."""
-        cap = None if tenant is None else self.granted.reservations.caps.get(tenant)
+        cap = self._promises.cap(tenant)
         if cap is None or tenant is None:
             return 0
         return self._device.held_by(tenant) + num_bytes - cap

@@ -16,12 +16,13 @@ from loraplex.adapters import strict_json
 from loraplex.adapters.errors import TensorFileInvalid
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
-"""Room for about 100,000 tensors."""
+MAX_TENSORS = 65_536
+MAX_NAME_CHARS = 512
 
 _MAX_DIMENSIONS = 8
 _MAX_SIZE = (1 << 63) - 1
 """Of a dimension: digests have 64 bits for it."""
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 128 * 1024  # what is computed of a chunk finds it in the cache still
 _ITEM_BYTES = MappingProxyType(
     {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4}
     | {"BF16": 2, "F16": 2, "I16": 2, "U16": 2}
@@ -98,9 +99,11 @@ def entries_of(name: str, header: bytes, size: int) -> tuple[TensorEntry, ...]:
 
 def read_chunks(path: Path, entry: TensorEntry) -> Iterator[bytes]:
     """Yield the bytes of one tensor in chunks, each a multiple of 8 bytes except the last."""
+    left = entry.num_bytes
+    if not left:
+        return
     with path.open("rb") as file:
         file.seek(entry.start)
-        left = entry.num_bytes
         while left:
             chunk = file.read(min(left, _CHUNK_BYTES))
             if not chunk:
@@ -112,6 +115,8 @@ def read_chunks(path: Path, entry: TensorEntry) -> Iterator[bytes]:
 def _parse(header: bytes, data_start: int) -> list[TensorEntry]:
     specs = msgspec.convert(strict_json.decode(header), dict[str, object])
     msgspec.convert(specs.pop("__metadata__", {}), dict[str, str])
+    if len(specs) > MAX_TENSORS:
+        raise ValueError(f"{len(specs)} tensors; at most {MAX_TENSORS} are read")
     return [
         _entry(name, msgspec.convert(spec, _Spec, strict=True), data_start)
         for name, spec in specs.items()
@@ -126,6 +131,8 @@ def _entry(name: str, spec: _Spec, data_start: int) -> TensorEntry:
         raise ValueError(f"tensor {name[:200]!r} has {len(spec.shape)} dimensions")
     if begin < 0 or any(not 0 <= size <= _MAX_SIZE for size in spec.shape):
         raise ValueError(f"tensor {name[:200]!r} has an impossible size or offset")
+    if len(name) > MAX_NAME_CHARS:
+        raise ValueError(f"tensor {name[:200]!r} has a name of {len(name)} characters")
     if not _is_unicode(name):
         raise ValueError(f"tensor {name[:200]!r} has a name that is not Unicode")
     num_bytes = math.prod(spec.shape) * _ITEM_BYTES[spec.dtype]

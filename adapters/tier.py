@@ -114,9 +114,9 @@ class Tier:
     def candidates(self, tenant: str | None) -> Iterator[AdapterKey]:
         """What a load of the tenant may push out, from the least to the most recently used."""
         for key, entry in self._entries.items():
-            if entry.is_evictable:
-                if key.tenant == tenant or not self.is_protected(key):
-                    yield key
+            is_own = key.tenant == tenant
+            if entry.is_evictable and (is_own or not self.is_protected(key)):
+                yield key
 
     def is_protected(self, key: AdapterKey) -> bool:
         """True if only its tenant's own loads may push it out, by a floor."""

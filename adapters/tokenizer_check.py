@@ -15,6 +15,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from loraplex.adapters import strict_json
+from loraplex.adapters.profile import AddedToken
 
 MAX_ADDED_TOKENS = 4096
 MAX_TOKEN_CHARS = 256
@@ -34,6 +35,8 @@ class CheckedTokenizer:
     sha256: str | None
     """None if it does what the base's does."""
     problems: tuple[str, ...] = ()
+    added: tuple[AddedToken, ...] = ()
+    """Tokens that the base's does not have."""
 
 
 def check(data: bytes, base_json: bytes, vocab_size: int) -> CheckedTokenizer:
@@ -53,10 +56,18 @@ def check(data: bytes, base_json: bytes, vocab_size: int) -> CheckedTokenizer:
     if added == _added(base) and layout.get("post_processor") == base.get("post_processor"):
         return CheckedTokenizer(None)
     try:
-        Tokenizer.from_str(data.decode())
+        tokenizer = Tokenizer.from_str(data.decode())
     except Exception as error:  # noqa: BLE001  the library raises Exception itself
         return CheckedTokenizer(None, (f"cannot be read: {error}",))
-    return CheckedTokenizer(hashlib.sha256(data).hexdigest())
+    others = [t for i, t in added.items() if tokenizer.token_to_id(t["content"]) != i]
+    if others:
+        return CheckedTokenizer(None, (f"token {others[0]['content']!r} has two ids",))
+    new = tuple(
+        AddedToken(token_id, token["content"], token["special"])
+        for token_id, token in sorted(added.items())
+        if token_id not in _added(base)
+    )
+    return CheckedTokenizer(hashlib.sha256(data).hexdigest(), added=new)
 
 
 def added_ids(tokenizer_json: bytes) -> dict[str, int]:
@@ -104,7 +115,9 @@ def _ids(
         return
     for token in new:
         content, token_id = token.get("content"), token["id"]
-        if not isinstance(content, str) or not 1 <= len(content) <= MAX_TOKEN_CHARS:
+        if type(token.get("special")) is not bool:
+            yield f"token {token_id} does not say whether it is special"
+        elif not isinstance(content, str) or not 1 <= len(content) <= MAX_TOKEN_CHARS:
             yield f"token {token_id} needs 1 to {MAX_TOKEN_CHARS} characters"
         elif type(token_id) is not int or not 0 <= token_id < vocab_size:
             yield f"token {content!r} has id {token_id}; the base model's are below {vocab_size}"

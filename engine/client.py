@@ -6,12 +6,18 @@ from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 
 from loraplex.engine.claim import claimed, held
-from loraplex.engine.client_events import ending_of, failure_of, merged, rejection_of
+from loraplex.engine.client_events import (
+    OpenRequest,
+    ending_of,
+    failure_of,
+    merged,
+    rejection_of,
+)
+from loraplex.engine.client_port import EngineClient
 from loraplex.engine.client_queries import QUERY_TIMEOUT_S, Queries
 from loraplex.engine.errors import (
     EngineError,
@@ -37,9 +43,12 @@ from loraplex.engine.protocol import (
     Hello,
     MetricsText,
     ModelInfo,
+    SelfTest,
     StepFrame,
     Submit,
     Tokens,
+    Verified,
+    Verify,
     Welcome,
     Why,
     WorkerMessage,
@@ -62,80 +71,6 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
 MAX_KEPT_ENDINGS = 4096
 
 
-class EngineClient(Protocol):
-    """What the gateway needs of an engine."""
-
-    @property
-    def model(self) -> ModelInfo:
-        """The base model, as the last worker introduced itself. Raises EngineUnavailable."""
-        ...
-
-    @property
-    def connected(self) -> bool:
-        """True while a worker can take requests."""
-        ...
-
-    async def wait_connected(self) -> None:
-        """Return when a worker is connected."""
-        ...
-
-    def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
-        """Run a request: tokens as they come, the last of each choice with its reason, then one
-        Finished. Tokens of a choice that wait for the reader come as one item.
-
-        Raises RequestRefused, EngineOverloaded or EngineNotReached before the first item,
-        RequestFailed or EngineUnavailable at any time. Closing the iterator early aborts the
-        request.
-        """
-        ...
-
-    async def abort(self, request_id: str) -> Finished | None:
-        """Abort and return the final usage; None if the worker is gone or never knew it."""
-        ...
-
-    async def why(self, request_id: str) -> Explained | None:
-        """Why an open request waits; None if it is not open, or the worker does not answer within
-        a second."""
-        ...
-
-    def drop(self, tenant: str, adapter: str) -> None:
-        """Let the worker free what an adapter takes (`Drop`): this one, or the one connected
-        next."""
-        ...
-
-    def pin(self, pins: Pins) -> None:
-        """Let the worker keep these promises (`Pins`): this one, and each that connects from now
-        on."""
-        ...
-
-    async def metrics(self) -> str:
-        """The worker's metrics as Prometheus text; empty if it does not answer within a second."""
-        ...
-
-    async def residency(self) -> ResidencyReport | None:
-        """Which adapters are where in the worker's memory; None if it does not answer within a
-        second."""
-        ...
-
-
-class _Open:
-    """A request that the worker has not ended yet."""
-
-    def __init__(self, max_events: int) -> None:
-        self.events: asyncio.Queue[Tokens | Finished | EngineError] = asyncio.Queue()
-        self.max_events = max_events
-        self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
-        self.questions: list[asyncio.Future[Explained]] = []
-        self.abandoned = False
-
-    async def take(self) -> list[Tokens | Finished | EngineError]:
-        """Wait for events and remove all that are there."""
-        taken = [await self.events.get()]
-        while not self.events.empty():
-            taken.append(self.events.get_nowait())
-        return taken
-
-
 class StreamClient:
     """One worker behind a stream that is opened again whenever it breaks."""
 
@@ -149,7 +84,7 @@ class StreamClient:
         self._writer: StreamWriter | None = None
         self._connected = asyncio.Event()
         self._was_connected = False
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._endings: OrderedDict[str, Finished] = OrderedDict()
         self._queries = Queries(self._send)
         self._pins: Pins | None = None
@@ -191,7 +126,7 @@ class StreamClient:
         if self._writer is None:
             raise EngineNotReached("no worker is connected; retry in a moment")
         max_events = self._max_events * submit.sampling.n
-        request = self._open[submit.request_id] = _Open(max_events)
+        request = self._open[submit.request_id] = OpenRequest(max_events)
         self._send(submit)
         try:
             while True:
@@ -255,6 +190,22 @@ class StreamClient:
         """See EngineClient."""
         return await self._queries.residency()
 
+    async def verify(
+        self, tenant: str, adapter: str, weight: float = 1.0, *, may_use_peft: bool = True
+    ) -> SelfTest:
+        """See EngineClient."""
+        if self._writer is None:
+            raise EngineNotReached("no worker is connected; retry in a moment")
+
+        asked = Verify(
+            query_id=0,
+            tenant=tenant,
+            adapter=adapter,
+            weight=weight,
+            may_use_peft=may_use_peft,
+        )
+        return await self._queries.verify(asked)
+
     def _send(self, message: object) -> None:
         if self._writer is not None:
             self._writer.write(encode(message))
@@ -314,7 +265,7 @@ class StreamClient:
                     self._greet(welcome, writer)
                 case StepFrame() as frame:
                     self._take(frame)
-                case MetricsText() | ResidencyReport() as answer:
+                case MetricsText() | ResidencyReport() | Verified() as answer:
                     self._queries.take(answer)
 
     def _greet(self, welcome: Welcome, writer: StreamWriter) -> None:

@@ -1,5 +1,6 @@
 """What a gateway makes of a worker's events."""
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 
@@ -11,7 +12,32 @@ from loraplex.engine.errors import (
     RequestFailed,
     RequestRefused,
 )
-from loraplex.engine.protocol import ADAPTER_MISMATCH, Failed, Finished, Rejected, Tokens
+from loraplex.engine.protocol import (
+    ADAPTER_MISMATCH,
+    Explained,
+    Failed,
+    Finished,
+    Rejected,
+    Tokens,
+)
+
+
+class OpenRequest:
+    """A request that the worker has not ended yet."""
+
+    def __init__(self, max_events: int) -> None:
+        self.events: asyncio.Queue[Tokens | Finished | EngineError] = asyncio.Queue()
+        self.max_events = max_events
+        self.ended: asyncio.Future[Finished | None] = asyncio.get_running_loop().create_future()
+        self.questions: list[asyncio.Future[Explained]] = []
+        self.abandoned = False
+
+    async def take(self) -> list[Tokens | Finished | EngineError]:
+        """Wait for events and remove all that are there."""
+        taken = [await self.events.get()]
+        while not self.events.empty():
+            taken.append(self.events.get_nowait())
+        return taken
 
 
 def failure_of(failed: Failed) -> RequestFailed:

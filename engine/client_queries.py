@@ -4,12 +4,17 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from loraplex.engine.protocol import MetricsQuery, MetricsText
+from msgspec import structs
+
+from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.protocol import MetricsQuery, MetricsText, SelfTest, Verified, Verify
 from loraplex.engine.residency_protocol import ResidencyQuery, ResidencyReport
 
 QUERY_TIMEOUT_S = 1.0
+VERIFY_TIMEOUT_S = 240.0
+"""For a test and those before it. One takes seconds, and at most a minute or two."""
 
-Answer = MetricsText | ResidencyReport
+Answer = MetricsText | ResidencyReport | Verified
 
 
 class Queries:
@@ -23,13 +28,24 @@ class Queries:
 
     async def metrics(self) -> str:
         """See `EngineClient.metrics`."""
-        answer = await self._ask(MetricsQuery)
+        answer = await self._ask(MetricsQuery, QUERY_TIMEOUT_S)
         return answer.text if isinstance(answer, MetricsText) else ""
 
     async def residency(self) -> ResidencyReport | None:
         """See `EngineClient.residency`."""
-        answer = await self._ask(ResidencyQuery)
+        answer = await self._ask(ResidencyQuery, QUERY_TIMEOUT_S)
         return answer if isinstance(answer, ResidencyReport) else None
+
+    async def verify(self, asked: Verify) -> SelfTest:
+        """See `EngineClient.verify`; `asked` gets a number of its own."""
+        answer = await self._ask(
+            lambda query_id: structs.replace(asked, query_id=query_id), VERIFY_TIMEOUT_S
+        )
+        if not isinstance(answer, Verified):
+            raise EngineUnavailable("the worker went away, or did not test the adapter in time")
+        if answer.report is None:
+            raise EngineUnavailable(answer.message)
+        return answer.report
 
     def take(self, answer: Answer) -> None:
         """Hand an answer to whoever asked, if that one still waits."""
@@ -43,12 +59,13 @@ class Queries:
             if not query.done():
                 query.set_result(None)
 
-    async def _ask(self, ask: type[MetricsQuery] | type[ResidencyQuery]) -> Answer | None:
+    async def _ask(self, ask: Callable[[int], object], timeout_s: float) -> Answer | None:
         query_id = next(self._ids)
-        answer = self._open[query_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        self._open[query_id] = answer
         self._send(ask(query_id))
         try:
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
             return None

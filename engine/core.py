@@ -35,8 +35,8 @@ UNLOADABLE_MESSAGE = (
     "may hold; the operator can change pins, floors and caps"
 )
 _TOO_MUCH = (
-    f"pins and floors may take {RESERVABLE_SHARE:.0%} of the memory for adapters together, and pins "
-    "of a tenant no more than its cap"
+    f"pins and floors may take {RESERVABLE_SHARE:.0%} of the memory for adapters together, and "
+    "pins of a tenant no more than its cap"
 )
 STEP_FAILED_MESSAGE = "the request could not be computed; the operator's log has the reason"
 

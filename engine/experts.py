@@ -129,7 +129,7 @@ def route(experts: nn.Module, inputs: Sequence[Tensor], adapted: Sequence[Expert
     x, chosen, weights = inputs
     layers = _Layers(experts, adapted)
     weighted = x.new_zeros(*chosen.shape, x.shape[-1])
-    for expert in chosen.unique().tolist():
+    for expert in torch.unique(chosen).tolist():
         rows, places = (chosen == expert).nonzero(as_tuple=True)
         hidden = layers.up(expert, rows, x[rows])
         hidden = layers.down(expert, rows, hidden)
@@ -147,12 +147,10 @@ class _Layers:
 
     def up(self, expert: int, rows: Tensor, x: Tensor) -> Tensor:
         """With the gate; ``rows`` rise."""
-        made = self._linear(_UP[not self._experts.has_gate], expert, rows, x)
-        gated: Tensor = (
-            self._experts._apply_gate(made)
-            if self._experts.has_gate
-            else self._experts.act_fn(made)
-        )
+        experts = self._experts
+        made = self._linear(_UP[not experts.has_gate], expert, rows, x)
+        gate = experts._apply_gate if experts.has_gate else experts.act_fn  # noqa: SLF001  shared
+        gated: Tensor = gate(made)
         return gated
 
     def down(self, expert: int, rows: Tensor, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.effects import EffectRows, change_embedded, change_linear, change_norm
 from loraplex.kernels.linear_cpu import PackedWeight, pack_weight
-from loraplex.kernels.lora import LoraSegment, Segments, add_lora
+from loraplex.kernels.lora import LoraSegment, PlainSegments, Segments, add_lora
 from loraplex.kernels.lora_cpu import CpuLora, CpuSegments, transposed_in_memory
 from loraplex.kernels.segments import StepSegments, TableRows, lora_table, step_segments
 
@@ -37,6 +37,8 @@ class LoraRows:
     """Those of adapters that do more than low-rank updates of linear layers."""
     vocab_size: int = 0
     """Tokens of the widest adapter; 0 if all have those of the base model."""
+    is_plain: bool = False
+    """True has torch compute the low-rank updates on a GPU too."""
 
     @classmethod
     def of(
@@ -66,11 +68,12 @@ class LoraRows:
         """What the module at ``path`` adds; none if no adapter of the step targets it."""
         if self.located is not None:
             return self.located.at(module)
-        return [
+        found = [
             LoraSegment(start, end, pair.a, pair.b, pair.scale)
             for start, end, weights in self.adapters
             if (pair := weights.pairs.get(path)) is not None
         ]
+        return PlainSegments(found) if self.is_plain else found
 
     def effects(self, path: str) -> list[EffectRows]:
         """What adapters do at ``path`` beside that."""

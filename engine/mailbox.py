@@ -1,6 +1,7 @@
 """Messages from the stream's thread to the engine's thread."""
 
 from collections import deque
+from collections.abc import Callable
 from threading import Condition
 
 from loraplex.engine.inspection import Inspection
@@ -16,6 +17,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
+        self._asides: deque[Callable[[], None]] = deque()
         self._changed = Condition()
         self._woken = False
 
@@ -24,6 +26,18 @@ class Mailbox:
         with self._changed:
             self._messages.extend(messages)
             self._changed.notify()
+
+    def put_aside(self, aside: Callable[[], None]) -> None:
+        """Add something else to be done on the engine's thread, between two steps; it must be
+        short, and raise nothing. Safe from any thread."""
+        with self._changed:
+            self._asides.append(aside)
+            self._changed.notify()
+
+    def take_aside(self) -> Callable[[], None] | None:
+        """Remove and return the oldest of these, so that a step comes before the next."""
+        with self._changed:
+            return self._asides.popleft() if self._asides else None
 
     def wake(self) -> None:
         """End the current or next `wait` without a message; safe from any thread."""
@@ -39,7 +53,7 @@ class Mailbox:
             return messages
 
     def wait(self, at_most_s: float | None = None) -> None:
-        """Block until there is a message or `wake` was called, or for so long."""
+        """Block until there is something to take or `wake` was called, or for so long."""
         with self._changed:
-            self._changed.wait_for(lambda: self._messages or self._woken, at_most_s)
+            self._changed.wait_for(lambda: self._messages or self._asides or self._woken, at_most_s)
             self._woken = False

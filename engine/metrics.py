@@ -59,14 +59,7 @@ class WorkerMetrics:
             registry=registry,
             buckets=_SECONDS,
         )
-        self._wait_seconds = Counter(
-            "loraplex_wait_seconds",
-            "Time that requests which ended had waited in the worker, by what for.",
-            ["reason"],
-            registry=registry,
-        )
-        for reason in get_args(Reason):
-            self._wait_seconds.labels(reason)
+        self._wait_seconds = _wait_counter(registry)
         self._preemptions = Counter(
             "loraplex_preemptions",
             "Requests that lost their KV blocks: to be recomputed, or copied to the host and back.",
@@ -140,4 +133,16 @@ def _refusal_counter(registry: CollectorRegistry) -> Counter:
     )
     for code in get_args(RejectionCode):
         counter.labels(code)
+    return counter
+
+
+def _wait_counter(registry: CollectorRegistry) -> Counter:
+    counter = Counter(
+        "loraplex_wait_seconds",
+        "Time that requests which ended had waited in the worker, by what for.",
+        ["reason"],
+        registry=registry,
+    )
+    for reason in get_args(Reason):
+        counter.labels(reason)
     return counter

@@ -25,8 +25,8 @@ while where there is much; and between two guesses."""
 
 
 class Prefetch:
-    """First what is pinned, then adapters of requests that will be admitted soon, then those that were evicted and are
-    worth more by now than what is in memory instead.
+    """First what is pinned, then adapters of requests that will be admitted soon, then those that
+    were evicted and are worth more by now than what is in memory instead.
 
     A prefetch takes from nobody: it starts while no load waits for the budget, evicts only what is
     worth less, and gives its memory back to the first load that needs it (`Residency`). It costs no

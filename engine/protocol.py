@@ -118,7 +118,21 @@ class MetricsQuery(msgspec.Struct, frozen=True, tag="metrics_query"):
     query_id: int
 
 
-GatewayMessage = Hello | Submit | Abort | Why | Drop | Pins | MetricsQuery | ResidencyQuery
+class Verify(msgspec.Struct, frozen=True, tag="verify", kw_only=True):
+    """Test an adapter before anybody may call it. Answered by `Verified`; several wait in line."""
+
+    query_id: int
+    tenant: str
+    """Whose adapter it is: its tests are this tenant's work, and so is the memory that it takes."""
+    adapter: str
+    """Digest of the stored adapter."""
+    weight: float = 1.0
+    """The tenant's share, as in `Submit`."""
+    may_use_peft: bool = True
+    """False compares with the engine's own plain computation alone."""
+
+
+GatewayMessage = Hello | Submit | Abort | Why | Drop | Pins | MetricsQuery | ResidencyQuery | Verify
 
 
 class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,4 +293,40 @@ class MetricsText(msgspec.Struct, frozen=True, tag="metrics_text"):
     text: str
 
 
-WorkerMessage = Welcome | StepFrame | MetricsText | ResidencyReport
+class SelfTest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an adapter's own requests gave, compared with a reference; logarithms are natural."""
+
+    method: Literal["peft", "reference"]
+    """PEFT in a process of its own, or the engine's plain computation of the same adapter."""
+    passed: bool
+    detail: str
+    """What differs; or what is worth knowing of a test that passed; may be empty."""
+    num_tokens: int
+    """Tokens that the served path drew."""
+    num_compared: int
+    """Of these, those that rounding cannot exchange: the reference's two largest logits are far
+    enough apart."""
+    max_abs_logprob_diff: float
+    """Of the drawn tokens' log-probabilities, served and reference."""
+    tolerance: float
+    """The difference that is allowed, where it is largest."""
+    max_abs_change: float
+    """Of the same log-probabilities, with the adapter and without, both by the reference."""
+    changes_output: bool
+    """False for an adapter that leaves the base model as it is, on these prompts."""
+    took_ms: float
+    versions: dict[str, str]
+    """Of `torch`, and of `peft` and `transformers` where they were the reference."""
+
+
+class Verified(msgspec.Struct, frozen=True, tag="verified", kw_only=True):
+    """Answer to `Verify`."""
+
+    query_id: int
+    report: SelfTest | None
+    """None if the test could not be made, which says nothing about the adapter."""
+    message: str = ""
+    """Why there is no report."""
+
+
+WorkerMessage = Welcome | StepFrame | MetricsText | ResidencyReport | Verified

@@ -51,6 +51,10 @@ def refuse_impossible(
         )
     if not 0 < submit.weight < inf:
         raise RequestRefused(f"the weight is {submit.weight}; it must be above 0", "weight")
+    _refuse_too_large(submit, adapter_bytes, residency)
+
+
+def _refuse_too_large(submit: Submit, adapter_bytes: int, residency: Residency) -> None:
     if submit.adapter is None:
         return
     most_bytes = residency.most_loadable_bytes(AdapterKey(submit.tenant, submit.adapter))

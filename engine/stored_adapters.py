@@ -1,12 +1,12 @@
 """Adapters of a store, for a runner."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loraplex.adapters import weights
-from loraplex.adapters.storage import Store
+from loraplex.adapters.storage import Store, profile_of
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
-from loraplex.engine.own_tokenizers import OwnTokenizers
+from loraplex.engine.added_tokens import AddedTokens
 from loraplex.engine.runner import ModelRunner
 
 
@@ -17,15 +17,16 @@ class StoredAdapters:
 
     store: Store
     runner: ModelRunner
-    tokenizers: OwnTokenizers
+    added_tokens: AddedTokens = field(default_factory=AddedTokens)
+    """Of adapters that were read."""
 
     def read(self, digest: str) -> VerifiedAdapter:
-        """See `weights.read`. Its tokenizer is read too, so that no step waits for that."""
+        """See `weights.read`. The tokens that it adds are noted too."""
         pins = self.runner.model.device.type == "cuda"
         model = self.runner.model
-        read = weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
-        self.tokenizers.learn(digest)
-        return read
+        adapter = weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
+        self.added_tokens.note(digest, profile_of(self.store.open(digest)).added_tokens)
+        return adapter
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]
@@ -34,3 +35,10 @@ class StoredAdapters:
         model = self.runner.model
         placed = weights.place(on_host, dtype=model.dtype, device=model.device, on_layer=on_layer)
         return self.runner.locate(placed)
+
+    def plain(self, digest: str) -> AdapterWeights:
+        """Read and place an adapter as plain torch computes it, beside what is resident.
+
+        Raises what `read` raises."""
+        model = self.runner.model
+        return weights.place(self.read(digest), dtype=model.dtype, device=model.device)

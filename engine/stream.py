@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from hmac import compare_digest
 
@@ -33,6 +33,8 @@ from loraplex.engine.protocol import (
     RejectionCode,
     StepFrame,
     Submit,
+    Verified,
+    Verify,
     Welcome,
     Why,
 )
@@ -54,6 +56,7 @@ class _Gateway:
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer
         self.request_ids: set[str] = set()
+        self.verifications: set[asyncio.Task[None]] = set()
 
     def send(self, message: object) -> None:
         """Write one frame without waiting; a gateway that does not read is cut off."""
@@ -77,13 +80,21 @@ class StreamServer:
     """Accepts gateways and carries messages between them and the engine's thread."""
 
     def __init__(
-        self, mailbox: Mailbox, welcome: Welcome, security: Security, metrics: Callable[[], str]
+        self,
+        mailbox: Mailbox,
+        welcome: Welcome,
+        security: Security,
+        metrics: Callable[[], str],
+        verify: Callable[[Verify], Awaitable[Verified]],
     ) -> None:
-        """`metrics` renders the worker's metrics as Prometheus text."""
+        """`metrics` renders the worker's metrics as Prometheus text; `verify` tests an adapter and
+        raises nothing."""
         self._mailbox = mailbox
         self._welcome = welcome
         self._security = security
         self._metrics = metrics
+        self._verify = verify
+        self._verifications: set[asyncio.Task[None]] = set()
         self._gateways: set[_Gateway] = set()
         self._owners: dict[str, _Gateway] = {}
         self._draining = False
@@ -124,6 +135,7 @@ class StreamServer:
         """Refuse new requests and wait for the open ones; those that are still open after
         `timeout_s` are aborted, and then it returns False."""
         self._draining = True
+        self._end_verifications()
         if await self._idle_within(timeout_s):
             return True
         self._mailbox.put(*(Abort(request_id) for request_id in self._owners))
@@ -142,6 +154,7 @@ class StreamServer:
         """Stop listening and cut all gateways off."""
         if self._server is not None:
             self._server.close()
+            self._end_verifications()
             gateways = list(self._gateways)
             for gateway in gateways:
                 gateway.close()
@@ -203,8 +216,31 @@ class StreamServer:
                     self._inspect(query_id, gateway)
                 case MetricsQuery(query_id):
                     gateway.send(MetricsText(query_id, self._metrics()))
+                case Verify() as asked:
+                    self._begin_verification(asked, gateway)
                 case Hello():
                     raise ValueError("a second hello")
+
+    def _begin_verification(self, asked: Verify, gateway: _Gateway) -> None:
+        if self._draining:
+            gateway.send(_shutting_down(asked))
+            return
+        task = asyncio.create_task(self._answer_verification(asked, gateway))
+        self._verifications.add(task)
+        task.add_done_callback(self._verifications.discard)
+        gateway.verifications.add(task)
+        task.add_done_callback(gateway.verifications.discard)
+
+    async def _answer_verification(self, asked: Verify, gateway: _Gateway) -> None:
+        try:
+            gateway.send(await self._verify(asked))
+        except asyncio.CancelledError:
+            gateway.send(_shutting_down(asked))
+            raise
+
+    def _end_verifications(self) -> None:
+        for task in self._verifications:
+            task.cancel()
 
     def _inspect(self, query_id: int, gateway: _Gateway) -> None:
         loop = asyncio.get_running_loop()
@@ -235,8 +271,10 @@ class StreamServer:
         gateway.send(StepFrame(epoch=self._welcome.epoch, step=0, rejected=(rejected,)))
 
     def _forget(self, gateway: _Gateway) -> None:
-        """A broken stream aborts all that its gateway had open."""
+        """A broken stream ends all that its gateway had open."""
         self._gateways.discard(gateway)
+        for verification in gateway.verifications:
+            verification.cancel()
         for request_id in gateway.request_ids:
             self._owners.pop(request_id, None)
         self._mailbox.put(*(Abort(request_id) for request_id in gateway.request_ids))
@@ -249,3 +287,7 @@ class StreamServer:
 
 def _is_empty(frame: StepFrame) -> bool:
     return not (frame.tokens or frame.finished or frame.failed or frame.rejected or frame.explained)
+
+
+def _shutting_down(asked: Verify) -> Verified:
+    return Verified(query_id=asked.query_id, report=None, message="the worker is shutting down")

@@ -97,6 +97,9 @@ class _Characters:
 
     def push(self, token_id: int) -> str:
         """Take one token; return the whole characters that it adds."""
+        added = self._vocabulary.added(token_id)
+        if added is not None:
+            return "" if added.is_special else self._break() + added.text
         self._window.append(token_id)
         self._bytes.decode(self._vocabulary.data(token_id) or b"")
         text = self._decode()
@@ -106,6 +109,15 @@ class _Characters:
         if len(self._window) - self._num_context >= _MAX_PENDING or (new and whole == text):
             self._advance()
         return new
+
+    def _break(self) -> str:
+        """End an incomplete character, which what comes next cannot complete."""
+        text = self._decode()[self._num_out :]
+        if self._bytes.getstate()[0]:
+            self._bytes.reset()
+            self._window.clear()
+        self._advance()
+        return text
 
     def _whole(self, text: str) -> str:
         """The text without an incomplete character, which decodes to U+FFFD at the end: to one, to

@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from loraplex.adapters.profile import AddedToken
+
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -30,6 +32,10 @@ class Vocabulary:
     def is_byte_level(self) -> bool:
         """True where each token is a run of bytes, false where bytes have tokens of their own."""
         return bool(self._byte_of)
+
+    def added(self, token_id: int) -> AddedToken | None:  # noqa: ARG002  of those that know one
+        """The token, if the tokenizer does not know it, but the request's adapter does."""
+        return None
 
     def data(self, token_id: int) -> bytes | None:
         """What a token adds to a text, in UTF-8, perhaps a part of a character; None for special

@@ -43,3 +43,31 @@ def paged_attention_reference(
                 heads.append(torch.softmax(scores, dim=0) @ values[:, head // group])
             rows.append(torch.stack(heads))
     return torch.stack(rows)
+
+
+def dense_attention_reference(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """Attend all rows of one sequence, with sums in float64 and without a cache.
+
+    Args:
+        q: ``[rows, heads, key_dim]``; row ``i`` is at position ``i``.
+        k: ``[rows, kv_heads, key_dim]``.
+        v: ``[rows, kv_heads, value_dim]``.
+        scoring: of the layer.
+
+    Returns:
+        ``[rows, heads, value_dim]``, in the dtype of ``q``.
+    """
+    scaling, window, softcap = scoring
+    group = q.shape[1] // k.shape[1]
+    queries, keys, values = (
+        t.double().transpose(0, 1)
+        for t in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
+    )
+    scores = scaling * queries @ keys.transpose(1, 2)  # [heads, rows, rows]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    places = torch.arange(len(q), device=q.device)
+    ahead = places[None] - places[:, None]
+    hidden = ahead > 0 if window is None else (ahead > 0) | (ahead <= -window)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+    return (weights @ values).transpose(0, 1).to(q.dtype)

@@ -21,6 +21,10 @@ class LoraSegment(NamedTuple):
     scale: float
 
 
+class PlainSegments(list[LoraSegment]):
+    """Segments that torch computes on any device: what a compiled kernel is compared with."""
+
+
 Segments = Sequence[LoraSegment] | ModuleSegments | CpuModuleSegments
 """What one module of a step adds."""
 
@@ -50,7 +54,7 @@ def add_lora(y: Tensor, x: Tensor, segments: Segments) -> None:
         segments.step.kernel.add(y, x, segments)
         return
     if not isinstance(segments, ModuleSegments):
-        if not y.is_cuda:
+        if not y.is_cuda or isinstance(segments, PlainSegments):
             _add_lora_torch(y, x, segments)
             return
         located = _locate(y, x, segments)

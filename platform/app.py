@@ -11,7 +11,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from loraplex.platform.api import adapters, audit, chat, health, models, text_completions
+from loraplex.platform.api import (
+    adapter_uploads,
+    adapters,
+    audit,
+    chat,
+    health,
+    models,
+    text_completions,
+)
 from loraplex.platform.api.admin import admin
 from loraplex.platform.api.bodies import shown_name, unknown_parameter
 from loraplex.platform.api.faults import words_for
@@ -20,8 +28,8 @@ from loraplex.platform.console.composition import Console, build_console
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.middleware import BodyBounds, BodyLimit, RequestContext
 from loraplex.platform.problems import reply_for
+from loraplex.platform.receiving import sweep
 from loraplex.platform.services import Resources, Services, build_services
-from loraplex.platform.uploads import sweep
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +60,7 @@ def create_app(resources: Resources) -> FastAPI:
         chat.router,
         text_completions.router,
         models.router,
+        adapter_uploads.router,  # before those whose names could be `uploads`
         adapters.router,
         audit.router,
         health.router,
@@ -72,6 +81,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     async with _beside(
         {
             "adapter-deletions": services.adapter_deletions.run(),
+            "adapter-pins": services.adapter_pins.run(),
             "renew-holds": services.open_requests.keep_renewing(),
             "last-used-keys": services.last_used.run(resources.database),
             "last-used-admin-keys": services.admin_last_used.run(resources.database),

@@ -9,6 +9,9 @@ PlatformError
 ├── ClientGone              the client left; nobody reads an answer
 ├── ClientStalled           the client stopped to read its stream
 ├── LedgerUnavailable       usage cannot be written, so nothing that would be charged may run
+├── TooManyUploads          as many uploads run as may
+├── UploadOffsetMismatch    bytes of an upload do not follow those that are there
+├── SourceUnavailable       where adapters are imported from does not answer
 ├── StorageUnavailable      the gateway's disk does not take an upload
 ├── AdapterDeleted          the version that the request ran on was deleted by force
 ├── EngineStopped           the worker ended the request before it was complete
@@ -116,6 +119,24 @@ class LedgerUnavailable(PlatformError):
 
 class StorageUnavailable(PlatformError):
     """The gateway's disk is full or refuses to be written; the message is the system's reason."""
+
+
+class TooManyUploads(PlatformError):
+    """Another upload may start when one has ended; the message says whose."""
+
+    retry_after_s = 5.0
+
+
+class UploadOffsetMismatch(PlatformError):
+    """The bytes sent do not begin where the file ends; `offset` is where, as a header tells too."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(f"{message} The file has {offset} bytes.")
+        self.offset = offset
+
+
+class SourceUnavailable(PlatformError):
+    """A source of adapters cannot be read; the message has its reason."""
 
 
 class AdapterDeleted(PlatformError):
@@ -229,6 +250,9 @@ RULES: Mapping[type[Exception], Rule] = {
         "The adapter cannot be stored now; retry later.",
         headers=(("retry-after", "60"),),
     ),
+    TooManyUploads: Rule(429, "rate_limit_error", "too_many_uploads"),
+    UploadOffsetMismatch: _conflict("upload_offset_mismatch"),
+    SourceUnavailable: Rule(503, _OUTAGE, "source_unavailable", headers=(("retry-after", "60"),)),
     AdapterDeleted: _conflict("adapter_deleted"),
     EngineStopped: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     TokenizerUnsupported: _INTERNAL,
@@ -263,6 +287,8 @@ RULES: Mapping[type[Exception], Rule] = {
     adapters.CheckpointInvalid: Rule(400, _REQUEST, "invalid_adapter"),
     registry.RegistryError: _INTERNAL,
     registry.ModelNotFound: Rule(404, _REQUEST, "model_not_found"),
+    registry.UploadNotFound: Rule(404, _REQUEST, "upload_not_found"),
+    registry.UploadConflict: _conflict("upload_conflict"),
     registry.VersionConflict: _conflict("version_conflict"),
     registry.VersionInUse: _conflict("version_in_use"),
     registry.VersionNotReady: _conflict("version_not_ready"),
@@ -368,6 +394,8 @@ def _code(error: BaseException, rule: Rule) -> str:
 
 def _wait_headers(error: BaseException) -> tuple[tuple[str, str], ...]:
     """Clients wait for `retry-after-ms` if they know it, else for `Retry-After` in seconds."""
+    if isinstance(error, UploadOffsetMismatch):
+        return (("upload-offset", str(error.offset)),)
     wait_s = getattr(error, "retry_after_s", None)
     if wait_s is None:
         return (_NO_RETRY,) if isinstance(error, engine.DeadlineUnreachable) else ()

@@ -97,7 +97,11 @@ class BodyLimit:
 
 def _is_upload(scope: Scope) -> bool:
     """Whoever adds a route with such a path must not keep its body in memory."""
-    return bool(scope["method"] == "POST" and scope["path"].endswith("/adapters"))
+    method, path = scope["method"], scope["path"]
+    return bool(
+        (method == "POST" and path.endswith("/adapters"))
+        or (method == "PATCH" and path.startswith("/v1/adapters/uploads/"))
+    )
 
 
 class _BoundedReceive:

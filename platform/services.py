@@ -12,6 +12,7 @@ from loraplex.adapters.storage import Store
 from loraplex.engine.client import EngineClient
 from loraplex.platform.adapter_bytes import removal
 from loraplex.platform.adapter_deletions import AdapterDeletions
+from loraplex.platform.adapter_pins import AdapterPins
 from loraplex.platform.adapter_uses import AdapterUses
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
@@ -20,6 +21,7 @@ from loraplex.platform.profiles import Profiles
 from loraplex.platform.prompts_of_engine import PromptsOfEngine
 from loraplex.platform.settings import Settings
 from loraplex.platform.template_process import TemplateLimits, TemplateProcesses
+from loraplex.platform.upload_slots import UploadSlots
 from loraplex.tenants.db import Database
 from loraplex.tenants.ids import Entropy, new_id
 from loraplex.tenants.last_used import LastUsed
@@ -50,6 +52,7 @@ class Resources:
 
     store: Store = field(init=False)
     """Of adapters."""
+    upload_slots: UploadSlots = field(init=False)
     templates: TemplateProcesses = field(init=False)
     """In which adapters' chat templates run."""
 
@@ -63,6 +66,8 @@ class Resources:
             settings.template_processes,
         )
         object.__setattr__(self, "store", store)
+        slots = UploadSlots(settings.max_uploads, settings.max_tenant_uploads)
+        object.__setattr__(self, "upload_slots", slots)
         object.__setattr__(self, "templates", TemplateProcesses(limits))
 
     def now(self) -> datetime:
@@ -81,6 +86,7 @@ class Services:
     metrics: GatewayMetrics
     adapter_uses: AdapterUses
     adapter_deletions: AdapterDeletions
+    adapter_pins: AdapterPins
     last_used: LastUsed
     admin_last_used: LastUsed
 
@@ -112,6 +118,7 @@ def build_services(resources: Resources) -> Services:
         ),
         metrics=metrics,
         adapter_uses=uses,
+        adapter_pins=AdapterPins(resources.database, resources.engine, resources.clock),
         adapter_deletions=AdapterDeletions(
             new_id("gtw", resources.now(), resources.entropy),
             resources.database,

@@ -246,6 +246,13 @@ class Settings(BaseSettings):
         description="Such processes of a gateway, started when they are needed; one tenant uses "
         "one at a time.",
     )
+    self_test: Literal["auto", "reference", "off"] = Field(
+        "auto",
+        description="What an uploaded adapter's first answers are compared with before it is "
+        "published: `auto` PEFT, in a process of the worker, where peft is installed and the "
+        "host's memory has room for a second base model; else, and by `reference`, its own "
+        "plain computation; `off` publishes without a test.",
+    )
     stream_buffer_events: int = Field(
         1024,
         ge=1,

@@ -1,6 +1,6 @@
 """Reads an upload (`multipart/form-data`, RFC 7578) as it comes: files go to disk, never to memory.
 
-One field `name`, and the two files of a checkpoint; anything else is refused.
+One field `name`, and the files of an adapter; anything else is refused.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,12 @@ from typing import IO, TYPE_CHECKING
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
 from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.upload_files import ADAPTER_FILES, check_files
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-FILES = (CONFIG_FILE, TENSORS_FILE)
 MAX_FIELD_BYTES = 1024
 
 
@@ -54,11 +53,7 @@ class UploadForm:
         """The fields, once all is there. Raises InvalidRequest naming what is missing."""
         if not self._whole:
             raise _malformed("it ends in the middle")
-        for name in FILES:
-            if name not in self._parts:
-                raise InvalidRequest(
-                    f"The file {name} is missing.", name, "missing_required_parameter"
-                )
+        check_files(self._parts)
         return {name: _text(name, value) for name, value in self._values.items()}
 
     def close(self) -> None:
@@ -94,17 +89,17 @@ class UploadForm:
     def _open_part(self) -> None:
         _, options = parse_options_header(self._disposition)
         self._part = options.get(b"name", b"").decode(errors="replace")
-        if self._part not in (*self._names, *FILES):
+        if self._part not in (*self._names, *ADAPTER_FILES):
             raise InvalidRequest(
-                f"The form has a part {self._part[:40]!r}; it takes {', '.join(self._names)}, "
-                f"{' and '.join(FILES)}.",
+                f"The form has a part {self._part[:40]!r}; it takes "
+                f"{', '.join((*self._names, *ADAPTER_FILES))}.",
                 self._part[:40] or None,
                 "unknown_parameter",
             )
         if self._part in self._parts:
             raise InvalidRequest(f"The form has {self._part} twice.", self._part)
         self._parts.add(self._part)
-        if self._part in FILES:
+        if self._part in ADAPTER_FILES:
             # The name is one of ours, whatever file name the client gave.
             self._file = (self._folder / self._part).open("xb")
         else:

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import torch
 from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer
 
 from loraplex.adapters.errors import AdapterError
 from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
 from loraplex.adapters.sizes import AdapterSizes, sizes_of_head
 from loraplex.engine import memory
+from loraplex.engine.added_tokens import AdapterVocabulary, AddedTokens
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
@@ -37,13 +39,14 @@ from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
-from loraplex.engine.own_tokenizers import Decoding, OwnTokenizers
-from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
+from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Submit, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
+from loraplex.engine.transcript import Transcript
 from loraplex.engine.transfers import Transfers
+from loraplex.engine.vocabulary import Vocabulary
 from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
@@ -51,6 +54,7 @@ from loraplex.platform.fair import fair_settings
 from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
 from loraplex.platform.stream import stream_address
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
+from loraplex.platform.worker_self_tests import SelfTests, compose_self_tests
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +68,7 @@ class Worker:
 
     loop: EngineLoop
     server: StreamServer
+    self_tests: SelfTests
     transfers: Transfers
     costs: KeptCosts
 
@@ -77,6 +82,7 @@ class EngineParts:
     scheduler: Scheduler
     residency: Residency
     transfers: Transfers
+    adapters: StoredAdapters
 
 
 class Lifeline:
@@ -166,6 +172,7 @@ async def _serve(
     await asyncio.to_thread(worker.costs.close)
     worker.transfers.close()
     await worker.server.close()
+    await worker.self_tests.close()
     if crash:
         raise EngineCrashed from crash[0]
 
@@ -201,16 +208,20 @@ async def _compose(
         shapes=_shapes(model),
     )
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
-    server = StreamServer(mailbox, welcome, security, metrics.render)
+    self_tests = compose_self_tests(model, parts.adapters, mailbox, registry)
+    server = StreamServer(mailbox, welcome, security, metrics.render, self_tests.verifier.verify)
 
     def publish(report: StepReport) -> None:
         metrics.observe(report)
         _log_step(report)
         loop.call_soon_threadsafe(server.publish, report)
+        loop.call_soon_threadsafe(self_tests.served.publish, report)
         if (saved := costs.due(time.monotonic())) is not None:
             costs.write(saved)
 
-    return Worker(EngineLoop(parts.engine, mailbox, publish), server, parts.transfers, costs)
+    return Worker(
+        EngineLoop(parts.engine, mailbox, publish), server, self_tests, parts.transfers, costs
+    )
 
 
 def compose_engine(
@@ -244,11 +255,19 @@ def compose_engine(
     costs = costs or CostModel(subject_of(runner))
     config = scheduler_config(settings, sizes, model.vocab_size)
     config = replace(config, copy_ms_per_block=runner.measure_copy_ms())
-    tokenizers = OwnTokenizers(Decoding.of(tokenizer_json), store)
-    scheduler = _scheduler(settings, model, config, residency, tokenizers, costs)
-    transfers = Transfers(StoredAdapters(store, runner, tokenizers), mailbox.wake)
+    stored = StoredAdapters(store, runner)
+    scheduler = _scheduler(
+        settings,
+        model,
+        config,
+        residency,
+        Tokenizer.from_buffer(tokenizer_json),
+        costs,
+        stored.added_tokens,
+    )
+    transfers = Transfers(stored, mailbox.wake)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, sizes_of, clock)
-    return EngineParts(engine, mailbox, scheduler, residency, transfers)
+    return EngineParts(engine, mailbox, scheduler, residency, transfers, stored)
 
 
 def _shapes(model: LoadedModel) -> LinearShapes:
@@ -294,13 +313,21 @@ def _scheduler(
     model: LoadedModel,
     config: SchedulerConfig,
     residency: Residency,
-    tokenizers: OwnTokenizers,
+    tokenizer: Tokenizer,
     costs: CostModel,
+    added: AddedTokens,
 ) -> Scheduler:
+    base = Vocabulary(tokenizer)
+
+    def new_text(submit: Submit) -> Transcript:
+        adapter = submit.adapter
+        vocabulary = base if adapter is None else AdapterVocabulary(base, added, adapter)
+        return Transcript(tokenizer, vocabulary, submit.sampling)
+
     # A configuration may name ends that the model has no logits for.
     eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
     policy = admission_policy(settings)
-    return Scheduler(config, residency, policy, tokenizers.new_text, eos, costs, OutputLengths())
+    return Scheduler(config, residency, policy, new_text, eos, costs, OutputLengths())
 
 
 def admission_policy(settings: Settings) -> AdmissionPolicy:

@@ -2,6 +2,8 @@
 
 RegistryError
 ├── ModelNotFound       nothing that the tenant may use has the name
+├── UploadNotFound      the tenant has no such upload
+├── UploadConflict      the upload is past what is asked of it
 ├── VersionConflict     the same checkpoint was published for another base model
 ├── VersionInUse        an alias means the version, so it cannot go
 ├── VersionNotReady     the version is retired or being deleted, and what is asked needs a ready one
@@ -24,6 +26,14 @@ class ModelNotFound(RegistryError):
 
 class VersionConflict(RegistryError):
     """The adapter has a version of these bytes, made for another base model."""
+
+
+class UploadNotFound(RegistryError):
+    """No such upload for this tenant: absent or another tenant's, told alike."""
+
+
+class UploadConflict(RegistryError):
+    """An upload takes no more bytes, or is being checked, or is over."""
 
 
 class VersionInUse(RegistryError):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -35,6 +36,10 @@ class Publication:
     """Name of the base model it was validated against."""
     num_modules: int = 0
     """Modules that it changes."""
+    profile: str | None = None
+    """JSON: see `adapters.profile.Profile`."""
+    self_test: str | None = None
+    """JSON: what the self-test found; None if none ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,7 @@ class PublishedVersion:
     base_model: str
     created_at: datetime
     standing: Standing = READY
-    self_test: dict[str, object] | None = None
+    self_test: dict[str, Any] | None = None
     """What the self-test at registration compared and found; None if none ran."""
 
 
@@ -106,6 +111,7 @@ async def publish(
             rank=publication.rank,
             num_bytes=publication.num_bytes,
             base_model=publication.base_model,
+            profile=publication.profile,
             created_at=now,
         )
         session.add(stored)
@@ -122,6 +128,9 @@ async def publish(
         stored.status, stored.deletion = "ready", None
         stored.retired_at = stored.deleted_at = None
         await _tell(session, act, tenant_id, stored, before)
+    if publication.self_test is not None:
+        stored.self_test = publication.self_test
+        await session.flush()
     found = await session.execute(versions_of(tenant_id).where(AdapterVersion.id == stored.id))
     return published(*found.one())
 

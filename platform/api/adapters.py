@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
 from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.platform.api.adapter_aliases import alias_routes
@@ -14,6 +13,8 @@ from loraplex.platform.api.admin.unread import refuse_unread
 from loraplex.platform.api.paging import Listing, Page, listing
 from loraplex.platform.api.views import AdapterVersionView
 from loraplex.platform.deps import Caller, ServicesOf, chunks_of
+from loraplex.platform.receiving import TAR_TYPES
+from loraplex.platform.upload_files import ADAPTER_FILES, REQUIRED_FILES
 from loraplex.platform.uploads import receive
 
 router = APIRouter(tags=["adapters"])
@@ -22,28 +23,31 @@ router = APIRouter(tags=["adapters"])
 def upload_form() -> dict[str, Any]:
     """The OpenAPI description of an upload, which is read as it comes."""
     file = {"type": "string", "format": "binary"}
-    properties = {
-        "name": {"type": "string", "description": "The adapter's name, a slug."},
-        CONFIG_FILE: file,
-        TENSORS_FILE: file,
+    name = {"type": "string", "description": "The adapter's name, a slug."}
+    properties: dict[str, object] = {"name": name, **dict.fromkeys(ADAPTER_FILES, file)}
+    form = {"type": "object", "required": list(REQUIRED_FILES), "properties": properties}
+    content: dict[str, object] = {"multipart/form-data": {"schema": form}}
+    content |= {kind: {"schema": file} for kind in TAR_TYPES}
+    return {
+        "requestBody": {"required": True, "content": content},
+        "parameters": [{"in": "query", "name": "name", "required": False, "schema": name}],
     }
-    schema = {"type": "object", "required": list(properties), "properties": properties}
-    content = {"multipart/form-data": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 @router.post("/v1/adapters", status_code=201, openapi_extra=upload_form())
 async def upload_adapter(
     request: Request, caller: Caller, services: ServicesOf
 ) -> AdapterVersionView:
-    """Upload a PEFT LoRA checkpoint: checked, published as the newest version, callable at once.
+    """Upload a PEFT LoRA checkpoint: checked, published as the newest version, callable at once. It
+    is a form, or an archive of its folder with `name` in the query.
 
     The same bytes again are the version that they were before.
     """
     content_type = request.headers.get("content-type", "")
     chunks = chunks_of(request)
+    name = request.query_params.get("name")
     version = await receive(
-        services.resources, caller.tenant_id, content_type, chunks, caller.key_id
+        services.resources, caller.tenant_id, content_type, chunks, caller.key_id, name
     )
     return AdapterVersionView.of(version)
 

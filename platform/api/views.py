@@ -19,6 +19,26 @@ from loraplex.tenants.prices import Price
 from loraplex.tenants.usage_sums import UsageSum
 
 
+class SelfTestView(BaseModel):
+    """How a version's first answers compared with a reference, before it was published."""
+
+    method: str
+    """`peft`, or `reference` for the worker's own plain computation."""
+    passed: bool
+    max_abs_logprob_diff: float
+    """Of drawn tokens, served and reference; natural logarithms."""
+    num_tokens: int
+    num_compared: int
+    changes_output: bool
+    """False if the adapter left the base model's answers as they are."""
+    detail: str
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Self:
+        """Show what was kept."""
+        return cls(**{name: report[name] for name in cls.model_fields})
+
+
 class AdapterVersionView(View):
     """One version of an adapter; `id` is what a request may name as `model`."""
 
@@ -38,8 +58,8 @@ class AdapterVersionView(View):
     """`drain` or `force` while it is being deleted."""
     retired_at: datetime | None
     deleted_at: datetime | None
-    self_test: dict[str, Any] | None
-    """What the self-test at registration found; null if none ran."""
+    self_test: SelfTestView | None
+    """Null if none was made."""
 
     @classmethod
     def of(cls, version: PublishedVersion) -> Self:
@@ -58,7 +78,7 @@ class AdapterVersionView(View):
             deletion=version.standing.deletion,
             retired_at=version.standing.retired_at,
             deleted_at=version.standing.deleted_at,
-            self_test=version.self_test,
+            self_test=None if version.self_test is None else SelfTestView.of(version.self_test),
         )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -31,15 +31,22 @@ class BenchAdapter:
     folder: Path
 
 
-def write_adapters(model: LoadedModel, data_dir: Path, seed: int) -> Iterator[BenchAdapter]:
-    """Store NUM_ADAPTERS adapters on all linear layers but the head, in the model's dtype.
+def write_adapters(
+    model: LoadedModel,
+    data_dir: Path,
+    seed: int,
+    num_adapters: int = NUM_ADAPTERS,
+    ranks: Sequence[int] = RANKS,
+) -> Iterator[BenchAdapter]:
+    """Store adapters of these ranks in turn on all linear layers but the head, in the model's
+    dtype.
 
     A and B are random and not zero, so strong that no two adapters give the same text.
     """
     store, base = AdapterStore(data_dir / "adapters"), BaseShapes.read(model.path)
     generator = torch.Generator().manual_seed(seed)
     draft = data_dir / "draft"
-    for _, rank in zip(range(NUM_ADAPTERS), cycle(RANKS), strict=False):
+    for _, rank in zip(range(num_adapters), cycle(ranks), strict=False):
         draft.mkdir(parents=True)
         tensors = _tensors(model, base, rank, generator)
         save_file(tensors, draft / TENSORS_FILE, metadata={"format": "pt"})

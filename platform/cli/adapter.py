@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loraplex.platform.cli import adapter_check
+from loraplex.platform.cli import adapter_check, adapter_top
+from loraplex.platform.cli.adapter_upload import upload
 from loraplex.platform.cli.context import (
     AsJson,
     CommandContext,
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from loraplex.platform.settings import Settings
 
 app = typer.Typer(help="Adapters of a tenant.")
+app.command()(upload)
 app.command()(adapter_check.check)
+app.command()(adapter_top.top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +109,18 @@ def list_(
         print_json(asdict(version) for version in versions)
         return
     print_table(
-        ("MODEL", "VERSION", "RANK", "BYTES", "BASE MODEL", "CREATED", "DIGEST"),
+        ("MODEL", "VERSION", "RANK", "BYTES", "BASE MODEL", "CREATED", "SELF-TEST", "DIGEST"),
         (
-            (v.model, v.version, v.rank, v.num_bytes, v.base_model, v.created_at, v.digest)
+            (
+                v.model,
+                v.version,
+                v.rank,
+                v.num_bytes,
+                v.base_model,
+                v.created_at,
+                "not run" if v.self_test is None else f"passed ({v.self_test['method']})",
+                v.digest,
+            )
             for v in versions
         ),
         empty=f"The tenant has no adapters; add one with: loraplex adapter push {tenant}/NAME DIR",
@@ -120,6 +132,7 @@ def _check_and_store(
 ) -> "Publication":
     """Validate the checkpoint, copy it into the store, and return what to publish."""
     from loraplex.adapters.checkpoint import CONFIG_FILE, inspect
+    from loraplex.adapters.profile import Profile
     from loraplex.adapters.registry.registry import Publication
     from loraplex.adapters.storage import AdapterStore
     from loraplex.tenants.ids import check_slug
@@ -135,7 +148,15 @@ def _check_and_store(
         AdapterStore(store).put(checkpoint)
     except OSError as error:
         raise CommandFailed(f"the adapter cannot be stored in {store}: {error}") from error
-    return Publication(name, checkpoint.digest, checkpoint.rank, checkpoint.num_bytes, base.name)
+    return Publication(
+        name,
+        checkpoint.digest,
+        checkpoint.rank,
+        checkpoint.num_bytes,
+        base.name,
+        len(checkpoint.modules),
+        Profile(invocation_tokens=checkpoint.config.invocation_tokens).encoded(),
+    )
 
 
 def _base_model(settings: "Settings", model: str | None) -> BaseModel:

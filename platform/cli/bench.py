@@ -14,6 +14,7 @@ import typer
 from loraplex.platform.cli.bench_fidelity import fidelity
 from loraplex.platform.cli.bench_planner import planner
 from loraplex.platform.cli.bench_prefix import prefix
+from loraplex.platform.cli.bench_residency import residency
 from loraplex.platform.cli.bench_serve import serve
 from loraplex.platform.cli.context import (
     AsJson,
@@ -33,6 +34,7 @@ app.command("serve")(serve)
 app.command("planner")(planner)
 app.command("fidelity")(fidelity)
 app.command("prefix")(prefix)
+app.command("residency")(residency)
 
 Model = Annotated[
     str,

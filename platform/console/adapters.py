@@ -9,14 +9,15 @@ from starlette.responses import RedirectResponse
 from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.errors import VersionConflict
-from loraplex.platform import uploads
 from loraplex.platform.console.access import CSRF_FIELD, Form, SignedIn, check_origin, check_token
 from loraplex.platform.console.pages import render
 from loraplex.platform.console.route import ConsoleRoute
 from loraplex.platform.console.sessions import Notice
 from loraplex.platform.deps import ServicesOf
 from loraplex.platform.errors import ClientGone, InvalidRequest
+from loraplex.platform.receiving import received
 from loraplex.platform.services import Services
+from loraplex.platform.uploads import publish
 from loraplex.tenants import directory
 from loraplex.tenants.errors import NameInvalid
 
@@ -44,12 +45,10 @@ async def upload_adapter(
         tenant = await directory.get_by_name(reader, name)
     content_type, fields = request.headers.get("content-type", ""), (CSRF_FIELD, "name")
     try:
-        async with uploads.received(
-            resources.settings, content_type, request.stream(), fields
-        ) as upload:
+        async with received(resources.settings, content_type, request.stream(), fields) as upload:
             form = Form(upload.fields)
             check_token(form, session)
-            version = await uploads.publish(
+            version = await publish(
                 resources, tenant.id, form.text("name"), upload.folder, session.key_id
             )
     except ClientDisconnect:

@@ -8,7 +8,6 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.registry import registry, resolution
 from loraplex.adapters.registry.registry import Publication
-from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.services import Resources
 from loraplex.tenants import api_keys, directory
 from loraplex.tenants.directory import TenantRecord
@@ -42,7 +41,7 @@ def demo_adapters() -> dict[str, list[Path]]:
 async def seed(resources: Resources, model_dir: Path) -> list[SeededTenant]:
     """Make what is missing of the demo; `model_dir` holds the converted base model."""
     base = BaseShapes.read(model_dir)
-    store = AdapterStore(resources.settings.adapters_dir)
+    store = resources.store
     now = resources.now()
     seeded = []
     for name, folders in demo_adapters().items():

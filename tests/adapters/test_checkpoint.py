@@ -9,11 +9,13 @@ import torch
 from tests.adapters import build
 from tests.adapters.build import Q0, Q1
 
+from loraplex.adapters import checkpoint as checkpoint_module
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.tensor_file import MAX_HEADER_BYTES, TensorEntry
 
+TIED_PAIR = ("model.embed_tokens", "lm_head")
 A0, B0 = f"base_model.model.{Q0}.lora_A.weight", f"base_model.model.{Q0}.lora_B.weight"
 
 
@@ -207,6 +209,8 @@ def entry(start, end, shape=(2,), dtype="F32"):
         ({"a": entry(0, 8, (1,) * 9)}, b"\0" * 8, "9 dimensions"),
         ({"a\ud800": entry(0, 8)}, b"\0" * 8, "not Unicode"),
         ({"a": entry(0, 8, (2**62, 2**62))}, b"\0" * 8, "needs"),
+        ({"a" * 513: entry(0, 8)}, b"\0" * 8, "a name of 513 characters"),
+        ({str(i): entry(0, 0, (0,)) for i in range(65_537)}, b"", "65537 tensors"),
         ({"a": entry(0, 8, dtype="F99")}, b"\0" * 8, "F99"),
         ({"__metadata__": {"a": 1}}, b"", "corrupt"),
         ({}, b"", "no tensors"),
@@ -237,6 +241,40 @@ def test_a_file_beyond_the_size_limit_is_not_read(folder):
     with (folder / "adapter_model.safetensors").open("wb") as file:
         file.truncate(4 * 1024**3 + 1)  # sparse
     assert "at most" in problem(folder)
+
+
+@pytest.mark.parametrize("removed", [1, 3, 40])
+def test_a_file_that_shrinks_after_its_header_was_read_is_refused(folder, monkeypatch, removed):
+    build.save(folder)
+    path = folder / "adapter_model.safetensors"
+    read = checkpoint_module.read_entries
+
+    def shrink(asked):
+        entries = read(asked)
+        path.write_bytes(path.read_bytes()[:-removed])
+        return entries
+
+    monkeypatch.setattr(checkpoint_module, "read_entries", shrink)
+    assert "cannot be read" in problem(folder)
+
+
+def test_copies_of_a_file_that_is_gone_after_its_header_was_read_are_no_crash(folder, monkeypatch):
+    twins = {f"base_model.model.{name}.weight": np.zeros((9, 4), np.float32) for name in TIED_PAIR}
+    build.save(folder, content={**build.tensors(), **twins})
+    assert inspect(folder, build.base())
+    read = checkpoint_module.read_entries
+
+    def remove(asked):
+        entries = read(asked)
+        asked.unlink()
+        return entries
+
+    monkeypatch.setattr(checkpoint_module, "read_entries", remove)
+    assert all("cannot be read" in text for text in problems(folder))
+
+
+def test_a_negative_alpha_is_as_good_as_any(folder):
+    assert inspect(build.save(folder, {"lora_alpha": -6}), build.base()).config.alpha == -6
 
 
 def test_metadata_of_the_file_is_accepted_and_not_part_of_the_digest(folder, tmp_path):

@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 from tests.adapters import build
 from tests.adapters.build import Q0, Q1
+from tests.adapters.kinds import APART, HEAD, SAVED, TOKENS, TRAINED, tensor, under
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.digest import is_digest
 from loraplex.adapters.tensor_file import TensorEntry
+
+HEAD_SAVED = under(HEAD, weight=tensor(7, 4))
 
 
 @pytest.fixture
@@ -59,6 +62,37 @@ def test_its_config_is_compact_sorted_and_without_defaults(digest):
     found = digest({"use_rslora": True, "lora_alpha": 8, "alpha_pattern": rules}, fixed_tensors())
     config = b'{"alpha_pattern":[["layers.1.self_attn.q_proj",4],["q_proj",2.5]],"use_rslora":true}'
     assert found == by_formula(config, fixed_tensors())
+
+
+def test_fields_beside_the_pairs_join_it_in_their_canonical_form(tmp_path):
+    content = build.tensors() | TOKENS
+    fields = {"trainable_token_indices": {"embed_tokens": [5, 3]}, "ensure_weight_tying": True}
+    found = inspect(build.save(tmp_path, fields, content), APART).digest
+    config = (
+        b'{"ensure_weight_tying":true,"lora_alpha":6,'
+        b'"trainable_token_indices":[["embed_tokens",[5,3]]]}'
+    )
+    assert found == by_formula(config, content)
+
+
+@pytest.mark.parametrize(
+    ("fields", "more", "others"),
+    [
+        (TRAINED, TOKENS, {"trainable_token_indices": [5, 3]}),
+        (
+            {"modules_to_save": ["embed_tokens"]},
+            SAVED | HEAD_SAVED,
+            {"modules_to_save": ["lm_head"]},
+        ),
+        ({"alora_invocation_tokens": [1]}, {}, {"alora_invocation_tokens": [1, 1]}),
+    ],
+)
+def test_what_the_same_tensors_are_used_for_changes_it(tmp_path, fields, more, others):
+    content = build.tensors() | more
+    one, other = (
+        inspect(build.save(tmp_path, config, content), APART).digest for config in (fields, others)
+    )
+    assert one != other
 
 
 def test_the_order_of_rules_counts_because_the_first_wins(digest):

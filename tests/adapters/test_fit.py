@@ -75,7 +75,7 @@ def test_what_belongs_together_is_accepted(check, config, more):
         (
             {"use_dora": True},
             MAGNITUDES | under(Q0, lora_magnitude_vector=tensor(OUT + 1)),
-            r"(4,): the base model and rank 2 need the shape (3,)",
+            r"(4,): the base model needs the shape (3,)",
         ),
         ({}, BIASES_OF_B, "has lora_B_bias, but lora_bias is false"),
         ({"lora_bias": True}, {}, "has no lora_B_bias, which lora_bias asks for"),
@@ -192,6 +192,11 @@ GROWN_HEAD = under(HEAD, weight=tensor(9, IN))
 def test_a_grown_vocabulary_needs_embedding_and_head(check, refused):
     assert check({}, GROWN | GROWN_HEAD).rank == 2
     assert "weight is (9, 4): the base model needs the shape (7, 4)" in refused({}, GROWN)
+
+
+def test_an_activated_adapter_cannot_have_a_grown_vocabulary(refused):
+    found = refused({"alora_invocation_tokens": [3]}, GROWN | GROWN_HEAD)
+    assert "alora_invocation_tokens: the adapter has 9 tokens, more than the base model" in found
 
 
 def test_of_a_tied_pair_one_weight_tells_the_grown_vocabulary(check):

@@ -24,7 +24,7 @@ from loraplex.adapters.tensor_file import read_entries
 TENSORS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 MAX_PEAK_BYTES = 16 * 1024**2
-"""Nothing that a small file says may cost more; reading goes by chunks of 1 MiB."""
+"""Nothing that a small file says may cost more; reading goes by chunks of 128 KiB."""
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 

@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         return protected
 
     def is_pinned(self, key: AdapterKey) -> bool:
-        return key in self.residency._pinned
+        return key in self.residency._promises.pinned
 
     def may_go(self, key: AdapterKey) -> bool:
         is_used = self.leases[key] or self.is_pinned(key)

@@ -180,7 +180,17 @@ def peft_layers(model, adapter):
         {"target_modules": ["q_proj", "lm_head"], "use_rslora": True},
         {"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [0, 2]},
         {"target_modules": ["up_proj"], "layers_to_transform": 1, "layers_pattern": "layers"},
+        {
+            "target_modules": ["q_proj"],
+            "layers_to_transform": [0, 2],
+            "layers_pattern": ["h", "l.*s"],
+        },
         {"target_modules": r".*\.layers\.[12]\.(self_attn|mlp)\.(q|up)_proj"},
+        {
+            "target_modules": r"(?i)(?!.*MLP).*_PROJ",
+            "exclude_modules": r".*\.(.)\w*_proj(?<!\1_proj)",
+        },
+        {"target_modules": "all-linear", "rank_pattern": {r"(?!up|q)\w+_proj": 5, r"\S+": 2}},
         {"target_modules": ["self_attn.k_proj"], "exclude_modules": r".*\.0\..*"},
         {"target_modules": ["q_proj", "o_proj"], "exclude_modules": ["layers.1.self_attn.q_proj"]},
         {

@@ -1,8 +1,15 @@
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+from tests.contracts.engine_pairs import MAX_EVENTS, Pair
 from tests.contracts.quota_stores import Clock, OpenQuotas, memory_quotas, quotas_in
+from tests.contracts.scripted_worker import ScriptedWorker
+from tests.platform.scripted_engine import ScriptedEngine
+from tests.platform.tiny_model import model_info
 
+from loraplex.engine.client import EngineClient, Security, StreamClient
+from loraplex.engine.frames import UnixAddress
 from loraplex.tenants.quotas import Quotas
 
 
@@ -23,3 +30,22 @@ def open_quotas(request: pytest.FixtureRequest) -> OpenQuotas:
 async def quotas(open_quotas: OpenQuotas, clock: Clock) -> AsyncIterator[Quotas]:
     async with open_quotas(clock) as quotas:
         yield quotas
+
+
+@pytest.fixture(params=["scripted", "stream"])
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+    if request.param == "scripted":
+        engine = ScriptedEngine(model_info(), MAX_EVENTS)
+        yield Pair(engine, engine)
+        return
+    worker = ScriptedWorker(tmp_path / "w.sock", model_info(), MAX_EVENTS)
+    await worker.start()
+    yield Pair(worker.client, worker)
+    await worker.stop()
+
+
+@pytest.fixture(params=["scripted", "stream"])
+async def unconnected(request: pytest.FixtureRequest, tmp_path: Path) -> EngineClient:
+    if request.param == "scripted":
+        return ScriptedEngine(None)
+    return StreamClient(UnixAddress(tmp_path / "none.sock"), Security(), MAX_EVENTS)

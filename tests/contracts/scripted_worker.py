@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from tests.platform.scripted_engine import explained, residency_report
+from tests.platform.scripted_engine import PASSED, explained, residency_report
 
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.errors import (
@@ -26,15 +26,19 @@ from loraplex.engine.protocol import (
     Finished,
     FinishReason,
     GatewayMessage,
+    Hello,
     MetricsQuery,
     MetricsText,
     ModelInfo,
     Rejected,
+    SelfTest,
     StepFrame,
     Submit,
     TokenLogprob,
     Tokens,
     Usage,
+    Verified,
+    Verify,
     Welcome,
     Why,
 )
@@ -47,6 +51,8 @@ class ScriptedWorker:
     def __init__(self, path: Path, model: ModelInfo, max_events: int) -> None:
         self.client = StreamClient(UnixAddress(path), Security(), max_events)
         self.aborted: list[str] = []
+        self.self_test: SelfTest | str | None = PASSED
+        self.verified: list[Verify] = []
         self.dropped: list[tuple[str, str]] = []
         self.pins: Pins | None = None
         self._path = path
@@ -173,16 +179,28 @@ class ScriptedWorker:
                 self.aborted.append(request_id)
                 if request_id in self._submits:
                     self.finish(request_id, "abort")
-            case Why(request_id):
-                answer = StepFrame(epoch="e", step=0, explained=(explained(request_id),))
-                self._send(answer)
             case Drop(tenant, adapter):
                 self.dropped.append((tenant, adapter))
             case Pins() as pins:
                 self.pins = pins
+            case Hello():
+                self._send(Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=self._model))
+            case _:
+                self._reply(message)
+
+    def _reply(self, message: GatewayMessage) -> None:
+        match message:
+            case Why(request_id):
+                answer = StepFrame(epoch="e", step=0, explained=(explained(request_id),))
+                self._send(answer)
             case ResidencyQuery(query_id):
                 self._send(residency_report(query_id))
             case MetricsQuery(query_id):
                 self._send(MetricsText(query_id, "worker_steps_total 1\n"))
-            case _:
-                self._send(Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=self._model))
+            case Verify(query_id=query_id):
+                self.verified.append(message)
+                found = self.self_test
+                if isinstance(found, str):
+                    self._send(Verified(query_id=query_id, report=None, message=found))
+                elif found is not None:
+                    self._send(Verified(query_id=query_id, report=found))

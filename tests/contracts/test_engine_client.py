@@ -1,18 +1,16 @@
 """What every engine client promises to the gateway: the real one, and the one of the tests."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from tests.contracts.engine_pairs import MAX_EVENTS, Pair
 from tests.contracts.scripted_worker import ScriptedWorker
-from tests.platform.scripted_engine import ScriptedEngine
 from tests.platform.tiny_model import model_info
 
-from loraplex.engine.client import EngineClient, Security, StreamClient
+from loraplex.engine.client import EngineClient
 from loraplex.engine.errors import (
     DeadlineUnreachable,
     EngineNotReached,
@@ -21,7 +19,6 @@ from loraplex.engine.errors import (
     RequestFailed,
     RequestRefused,
 )
-from loraplex.engine.frames import UnixAddress
 from loraplex.engine.protocol import (
     Alternative,
     Finished,
@@ -31,36 +28,6 @@ from loraplex.engine.protocol import (
     Tokens,
     Usage,
 )
-from loraplex.engine.residency_protocol import Pin, Pins
-
-MAX_EVENTS = 8
-
-
-@dataclass
-class Pair:
-    """A client, and what moves the engine behind it."""
-
-    client: EngineClient
-    engine: ScriptedEngine | ScriptedWorker
-
-
-@pytest.fixture(params=["scripted", "stream"])
-async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
-    if request.param == "scripted":
-        engine = ScriptedEngine(model_info(), MAX_EVENTS)
-        yield Pair(engine, engine)
-        return
-    worker = ScriptedWorker(tmp_path / "w.sock", model_info(), MAX_EVENTS)
-    await worker.start()
-    yield Pair(worker.client, worker)
-    await worker.stop()
-
-
-@pytest.fixture(params=["scripted", "stream"])
-async def unconnected(request: pytest.FixtureRequest, tmp_path: Path) -> EngineClient:
-    if request.param == "scripted":
-        return ScriptedEngine(None)
-    return StreamClient(UnixAddress(tmp_path / "none.sock"), Security(), MAX_EVENTS)
 
 
 def submit(request_id: str) -> Submit:
@@ -381,26 +348,6 @@ async def test_what_was_to_be_dropped_while_no_worker_was_there_is_told_to_the_n
     await worker.settled()
     assert worker.dropped == [("t", "d1")]
     await worker.stop()
-
-
-PINS = Pins(version=3, pinned=(Pin("t", "d1"),), floors={"t": 5}, caps={"t": 9})
-
-
-async def test_a_worker_is_told_what_is_pinned(pair: Pair) -> None:
-    pair.client.pin(PINS)
-    await pair.engine.settled()
-    assert pair.engine.pins == PINS
-
-
-async def test_each_worker_that_connects_is_told_what_is_pinned(tmp_path: Path) -> None:
-    worker = ScriptedWorker(tmp_path / "w.sock", model_info(), MAX_EVENTS)
-    worker.client.pin(PINS)
-    for _ in range(2):
-        worker.pins = None
-        await worker.start()
-        await worker.settled()
-        assert worker.pins == PINS
-        await worker.stop()
 
 
 async def test_what_is_where_in_the_workers_memory_is_its_own_report(pair: Pair) -> None:

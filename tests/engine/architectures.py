@@ -39,15 +39,16 @@ class Architecture:
     linears: tuple[str, ...]
     """Kinds of linear layers that adapters are proven on."""
     restriction: str = "–"
-    routed: bool = False
-    """Whether it has experts."""
+    parameters: tuple[str, ...] = ()
+    """The same of parameters that are no linear layers: those of experts."""
 
     @property
     def tolerances(self) -> Mapping[str, float]:
-        return ROUTED_TOLERANCES if self.routed else TOLERANCES
+        return ROUTED_TOLERANCES if self.parameters else TOLERANCES
 
 
-_EXPERTS = "adapters on experts and routers are refused"
+EXPERTS = ("experts.gate_up_proj", "experts.down_proj", "gate.weight")
+"""Parameters of experts and their routers."""
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
@@ -141,15 +142,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             ),
             "experts, normalised weights of the chosen ones",
             ATTENTION,
-            _EXPERTS,
-            routed=True,
+            parameters=EXPERTS,
         ),
         "Mixtral": Architecture(
             MixtralConfig(**sizes(num_local_experts=4, num_experts_per_tok=2)),
             "experts that its files name one by one",
             ATTENTION,
-            _EXPERTS,
-            routed=True,
+            parameters=EXPERTS,
         ),
     }
 )

@@ -60,7 +60,7 @@ def _row(name: str, architecture: Architecture) -> str:
     cells = (
         f"{name} ({_code(architecture.config.model_type)})",
         architecture.shows,
-        ", ".join(map(_code, architecture.linears)),
+        ", ".join(map(_code, (*architecture.linears, *architecture.parameters))),
         ", ".join(map(str, architecture.tolerances.values())),
         architecture.restriction,
     )

@@ -18,7 +18,15 @@ from loraplex.engine.frames import Address, Security
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.plan import StepOutput, StepPlan
-from loraplex.engine.protocol import PROTOCOL_VERSION, Finished, ModelInfo, Tokens, Welcome
+from loraplex.engine.protocol import (
+    PROTOCOL_VERSION,
+    Finished,
+    ModelInfo,
+    Tokens,
+    Verified,
+    Verify,
+    Welcome,
+)
 from loraplex.engine.stream import StreamServer
 from loraplex.engine.transfers import Transfers
 
@@ -76,7 +84,11 @@ class SimulatedWorker:
             lambda: 0.0,
         )
         welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=epoch, model=model)
-        self.server = StreamServer(self.mailbox, welcome, security, lambda: "steps_total 1\n")
+        self.server = StreamServer(
+            self.mailbox, welcome, security, lambda: "steps_total 1\n", self._verify
+        )
+        self.tests_begun: asyncio.Queue[Verify] = asyncio.Queue()
+        self.test_ended = asyncio.Event()
         self.reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self.asyncio_loop = asyncio.get_running_loop()
         self.loop = EngineLoop(self.engine, self.mailbox, self._publish)
@@ -94,6 +106,15 @@ class SimulatedWorker:
     def _take(self, report: StepReport) -> None:
         self.server.publish(report)
         self.reports.put_nowait(report)
+
+    async def _verify(self, asked: Verify) -> Verified:
+        """Begins, and ends only by being ended."""
+        self.tests_begun.put_nowait(asked)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.test_ended.set()
+        raise AssertionError
 
     def _load(self, digest: str) -> object:
         if digest == "bad":

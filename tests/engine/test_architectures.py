@@ -17,8 +17,6 @@ from tests.engine.architectures import ARCHITECTURES, TOLERANCES
 from tests.engine.packed_greedy import Request, generate
 from torch import Tensor
 
-from loraplex.adapters.checkpoint import inspect
-from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
 from loraplex.engine import runner as runner_module
@@ -97,27 +95,6 @@ def test_adapters_on_each_kind_of_linear_layer_equal_peft_alone(
     generate(runner, requests, NUM_TOKENS, chunk_size=6, adapters=loaded, **BLOCKS)
     for request in requests:
         assert_equals(request, alone[request.request_id])
-
-
-EXPERTS = [
-    {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]},
-    {"target_modules": "all-linear"},
-    {"target_modules": ["q_proj", "gate"]},
-]
-
-
-@pytest.mark.parametrize("name", ["Qwen3-MoE", "Mixtral"], indirect=True)
-@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
-@pytest.mark.parametrize("config", EXPERTS, ids=["experts", "all linear", "router"])
-def test_adapters_on_experts_and_routers_are_refused(
-    folder: Path, tmp_path: Path, config: dict[str, object]
-) -> None:
-    adapter = tiny_models.save_adapter(tmp_path, folder, r=2, **config)
-    with pytest.raises(CheckpointInvalid) as refused:
-        inspect(adapter, make_runner(folder).shapes)
-    text = str(refused.value)
-    assert "target_parameters" in text
-    assert "no parameter of the base model that holds experts" in text
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

@@ -1,4 +1,4 @@
-"""Experts and routers, each row with its adapter, equal what transformers and PEFT compute alone."""
+"""Experts and routers compute each row as transformers and PEFT do for its request alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +8,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tests import tiny_models
 from tests.engine.alone import NUM_TOKENS, alone_with_margin, assert_equals, load_adapters
-from tests.engine.architectures import ARCHITECTURES
+from tests.engine.architectures import ARCHITECTURES, EXPERTS
 from tests.engine.packed_greedy import Request, generate
 from torch import Tensor, nn
-from transformers import GptOssConfig, OlmoeConfig, PreTrainedConfig
+from transformers import GptOssConfig, JetMoeConfig, OlmoeConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
+from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.experts import ExpertPairs
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
@@ -22,15 +24,16 @@ from loraplex.engine.config import ModelConfig
 from loraplex.engine.experts import AdaptedParameters, ExpertRows, is_routed, route
 from loraplex.engine.lora_linear import AdapterRows, LoraRows
 from loraplex.engine.model import LoadedModel, load_model
+from loraplex.engine.parameter_probe import ParameterProbe
 from loraplex.engine.runner import ModelRunner
+from loraplex.kernels.lora_cpu import CpuLora
 
 NUM_BLOCKS = 100
-CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "Mixtral": lambda: ARCHITECTURES["Mixtral"].config,
-    "Qwen3-MoE": lambda: ARCHITECTURES["Qwen3-MoE"].config,
-    "OLMoE": lambda: OlmoeConfig(**tiny_models.sizes(num_experts=4, num_experts_per_tok=2)),
+CONFIGS = {
+    **{name: each.config for name, each in ARCHITECTURES.items() if each.parameters},
+    "OLMoE": OlmoeConfig(**tiny_models.sizes(num_experts=4, num_experts_per_tok=2)),
 }
-BOTH = ["experts.gate_up_proj", "experts.down_proj"]
+BOTH, ROUTER = [*EXPERTS[:2]], EXPERTS[2]
 ADAPTERS = {
     "experts": {"r": 4, "lora_alpha": 6, "target_modules": [], "target_parameters": BOTH},
     "experts and attention": {
@@ -48,11 +51,18 @@ ADAPTERS = {
         "target_modules": ["v_proj"],
         "target_parameters": BOTH[1:],
     },
+    # PEFT writes these as parameters too.
+    "all linear": {"r": 2, "lora_alpha": 3, "target_modules": "all-linear"},
+    "router and attention by name": {
+        "r": 3,
+        "lora_alpha": 2,
+        "target_modules": ["q_proj", "gate"],
+    },
     "routers": {
         "r": 2,
         "lora_alpha": 2,
         "target_modules": [],
-        "target_parameters": ["mlp.gate.weight"],
+        "target_parameters": [f"mlp.{ROUTER}"],
     },
 }
 
@@ -60,7 +70,7 @@ ADAPTERS = {
 @pytest.fixture(scope="session", params=CONFIGS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "tiny"
-    return tiny_models.save_model(folder, CONFIGS[request.param]())
+    return tiny_models.save_model(folder, CONFIGS[request.param])
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +86,11 @@ def load(folder: Path) -> LoadedModel:
 
 
 def test_experts_and_routers_of_a_mixed_batch_equal_peft_alone(
-    folder: Path, adapter_folders: dict[str, Path], tmp_path: Path
+    folder: Path, adapter_folders: dict[str, Path], tmp_path: Path, cpu_lora: CpuLora | None
 ) -> None:
-    runner = ModelRunner(load(folder), NUM_BLOCKS, 4)
+    runner = ModelRunner(load(folder), NUM_BLOCKS, 4, cpu_lora)
     loaded = load_adapters(runner.model, adapter_folders, AdapterStore(tmp_path))
+    loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
     alone, requests = {}, []
     for name, path in {**adapter_folders, "base": None}.items():
         model = tiny_models.load_reference(folder, path)
@@ -214,3 +225,77 @@ def test_experts_whose_gate_is_another_are_not_taken_for_known_ones() -> None:
     experts = gpt_oss_experts()
     experts.forward = lambda x, *_: 2 * x  # type: ignore[method-assign]
     assert not is_routed(experts)
+
+
+def test_experts_that_are_not_given_rows_as_they_come_are_refused(tmp_path: Path) -> None:
+    config = JetMoeConfig(
+        **tiny_models.sizes(kv_channels=16, num_local_experts=4, num_experts_per_tok=2)
+    )
+    folder = tiny_models.save_model(tmp_path / "model", config)
+    adapter = tiny_models.save_adapter(
+        tmp_path / "adapter",
+        folder,
+        r=2,
+        target_modules=[],
+        target_parameters=["mlp.input_linear.weight"],
+    )
+    with pytest.raises(CheckpointInvalid) as refused:
+        inspect(adapter, load(folder).shapes)
+    text = str(refused.value)
+    assert "mlp.input_linear.weight" in text
+    assert "no parameter of the base model that holds experts" in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_half_precision_the_same_parameters_take_adapters(folder: Path, dtype: str) -> None:
+    model = load_model(ModelConfig(folder, "tiny", "cpu", dtype))
+    assert model.shapes.parameters == load(folder).shapes.parameters
+    adopted = [m for m in model.network.modules() if isinstance(m, AdaptedParameters)]
+    assert sum(m.is_routed for m in adopted) == 3
+
+
+class Watched(nn.Module):
+    """A model of one module, called as `call` says."""
+
+    def __init__(self, inner: nn.Module, call: Callable[[nn.Module, Tensor], object]) -> None:
+        super().__init__()
+        self.inner, self.call = inner, call
+
+    def forward(self, x: Tensor) -> object:
+        return self.call(self.inner, x)
+
+
+class Router(nn.Module):
+    """Scores, which may be divided by their mean over rows."""
+
+    def __init__(self, *, is_normalised: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+        self.is_normalised = is_normalised
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (x @ self.weight.T).exp()
+        return scores / scores.mean(0) if self.is_normalised else scores
+
+
+@pytest.mark.parametrize(
+    ("is_normalised", "call", "served"),
+    [
+        (False, lambda inner, x: inner(x), True),
+        (True, lambda inner, x: inner(x), False),
+        (False, lambda inner, x: (inner(x), inner(x)), False),
+        (False, lambda inner, x: inner(x[:5]), False),
+        (False, lambda inner, x: inner(x=x), False),
+        (False, lambda inner, x: inner(x[None]), False),
+        (False, lambda _, x: x, False),
+    ],
+    ids=["by row", "rows together", "twice", "other rows", "by name", "another shape", "never"],
+)
+def test_only_modules_that_compute_each_row_by_itself_take_adapters(
+    is_normalised: bool, call: Callable[[nn.Module, Tensor], object], served: bool
+) -> None:
+    torch.manual_seed(0)
+    network = Watched(Router(is_normalised=is_normalised), call)
+    probe = ParameterProbe(network, 7)
+    network(torch.randn(7, 8))
+    assert probe.finish() == ({"inner.weight": (4, 8)} if served else {})

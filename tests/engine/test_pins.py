@@ -5,10 +5,12 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from tests.contracts.scripted_worker import ScriptedWorker
 from tests.engine import build
 from tests.engine.simulated_runner import SimulatedRunner
 from tests.engine.simulated_worker import SimulatedWorker, running, socket_path
 from tests.engine.test_stream import collect, connected
+from tests.platform.tiny_model import model_info
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
@@ -139,3 +141,15 @@ async def test_the_report_says_what_is_where_and_why(
         (row,) = report.adapters
         assert (row.tenant, row.adapter, row.tier, row.why) == ("t", "xxx", "device", "kept")
         assert (row.leases, row.num_waiting, row.loaded) == (0, 0, None)
+
+
+async def test_each_worker_that_connects_is_told_what_is_pinned(tmp_path: Path) -> None:
+    worker = ScriptedWorker(tmp_path / "w.sock", model_info(), 64)
+    pinned = pins(3, "xxx", floors={"t": 5}, caps={"t": 9})
+    worker.client.pin(pinned)
+    for _ in range(2):
+        worker.pins = None
+        await worker.start()
+        await worker.settled()
+        assert worker.pins == pinned
+        await worker.stop()

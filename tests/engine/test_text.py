@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from tests import tiny_models
 from tokenizers import Tokenizer, decoders, models
 
+from loraplex.adapters.profile import AddedToken
+from loraplex.engine.added_tokens import AdapterVocabulary, AddedTokens
 from loraplex.engine.text import TextStream
 from loraplex.engine.vocabulary import Vocabulary
 
@@ -197,3 +199,26 @@ def test_endless_tokens_without_a_character_cost_no_more_each(token_id):
     tokenizer = CountingTokenizer()
     pieces([token_id] * 500, tokenizer=tokenizer, vocabulary=BYTES)
     assert tokenizer.largest <= 64
+
+
+def test_tokens_that_an_adapter_adds_are_text_unless_they_are_special() -> None:
+    tokens = AddedTokens()
+    vocabulary = AdapterVocabulary(BYTES, tokens, "digest")
+    stream = TextStream(BYTE_LEVEL, vocabulary)
+    new = BYTE_LEVEL.get_vocab_size()
+    plain, special = (
+        AddedToken(new, "<tool>", is_special=False),
+        AddedToken(new + 1, "<end>", is_special=True),
+    )
+    tokens.note("digest", [plain, special])
+    half, *rest = BYTE_LEVEL.encode("é").ids
+    ids = [*BYTE_LEVEL.encode("a b").ids, new, *BYTE_LEVEL.encode(" c").ids, new + 1]
+    ids += [half, new + 1, *rest, half, new, *BYTE_LEVEL.encode("d").ids]
+    text = "".join(stream.push(token_id) for token_id in ids) + stream.flush()
+    extended = Tokenizer.from_str(BYTE_LEVEL.to_str())
+    extended.add_tokens(["<tool>"])
+    extended.add_special_tokens(["<end>"])
+    assert text == extended.decode(ids) == "a b<tool> cé\ufffd<tool>d"
+    assert vocabulary.data(new) == vocabulary.first_data(new) == b"<tool>"
+    assert (vocabulary.data(new + 1), vocabulary.name(new + 1)) == (None, "<end>")
+    assert AdapterVocabulary(BYTES, tokens, "other").data(new) == b""

@@ -6,7 +6,10 @@ from torch import Tensor
 
 from loraplex.kernels.attention import KvCache, Scoring, allocate_kv_cache, paged_attention
 from loraplex.kernels.attention_plan import KvLayout, Span, Spans, Window, plan_attention
-from loraplex.kernels.attention_reference import paged_attention_reference
+from loraplex.kernels.attention_reference import (
+    dense_attention_reference,
+    paged_attention_reference,
+)
 
 KEY_DIM = 16
 CPU = torch.device("cpu")
@@ -152,3 +155,17 @@ def test_sequences_of_unlike_length_are_not_padded_to_the_longest() -> None:
     metadata = plan_attention(Spans.of(spans), layout, [None], dtype=torch.float32, device=CPU)
     shapes = [tuple(group.mask.shape) for group in metadata.plans[None].decodes]
     assert shapes == [(2, 1, 1, 21), (1, 1, 1, 501)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 64])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("rows", [1, 2, 17])
+def test_the_dense_reference_of_a_whole_sequence_equals_the_paged_one(
+    rows: int, window: Window, softcap: float | None
+) -> None:
+    step = make_step([(0, rows)], value_dim=8)
+    scoring = Scoring(0.3, window, softcap)
+    step.attend(scoring)  # puts keys and values into the cache
+    expected = step.reference(scoring)
+    found = dense_attention_reference(step.q, step.k, step.v, scoring)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)

@@ -21,10 +21,12 @@ from loraplex.engine.protocol import (
     Finished,
     FinishReason,
     ModelInfo,
+    SelfTest,
     Submit,
     TokenLogprob,
     Tokens,
     Usage,
+    Verify,
 )
 from loraplex.engine.residency_protocol import Pins, ResidencyReport, TierTotals
 
@@ -34,6 +36,22 @@ def explained(request_id: str) -> Explained:
     return Explained(
         request_id=request_id, state="waiting", waits_for="share", waited_ms={"share": 2.5}
     )
+
+
+PASSED = SelfTest(
+    method="reference",
+    passed=True,
+    detail="",
+    num_tokens=24,
+    num_compared=23,
+    max_abs_logprob_diff=0.00001,
+    tolerance=0.001,
+    max_abs_change=1.5,
+    changes_output=True,
+    took_ms=12.5,
+    versions={"torch": "2.13.0"},
+)
+"""What the scripted engine and the scripted worker say of each adapter, until told otherwise."""
 
 
 def residency_report(query_id: int) -> ResidencyReport:
@@ -130,6 +148,10 @@ class ScriptedEngine:
         self.report = residency_report(0)
         self.metrics_text = "worker_steps_total 1\n"
         self.answer: Callable[[ScriptedEngine, str], None] | None = None
+        self.self_test: SelfTest | str | None = PASSED
+        """What becomes of the next test: a report, the reason why there is none, or no answer."""
+        self.verified: list[Verify] = []
+        self._unanswered: list[asyncio.Future[SelfTest]] = []
         self._submitted: asyncio.Queue[Submit] = asyncio.Queue()
 
     # What the gateway uses.
@@ -197,6 +219,28 @@ class ScriptedEngine:
     async def metrics(self) -> str:
         return self.metrics_text if self.is_connected else ""
 
+    async def verify(
+        self, tenant: str, adapter: str, weight: float = 1.0, *, may_use_peft: bool = True
+    ) -> SelfTest:
+        if not self.is_connected:
+            raise EngineNotReached("no worker is connected")
+        query_id = len(self.verified)
+        self.verified.append(
+            Verify(
+                query_id=query_id,
+                tenant=tenant,
+                adapter=adapter,
+                weight=weight,
+                may_use_peft=may_use_peft,
+            )
+        )
+        if isinstance(self.self_test, str):
+            raise EngineUnavailable(self.self_test)
+        if self.self_test is not None:
+            return self.self_test
+        self._unanswered.append(asyncio.get_running_loop().create_future())
+        return await self._unanswered[-1]
+
     # What tests do.
 
     async def submitted(self) -> Submit:
@@ -260,6 +304,8 @@ class ScriptedEngine:
     def die(self) -> None:
         """The worker is gone, and with it all that ran."""
         self.is_connected = False
+        for future in self._unanswered:
+            future.set_exception(EngineUnavailable("the worker went away"))
         for run in self.runs.values():
             if not run.over.is_set():
                 run.over.set()

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from tests.platform.conftest import NOW, PEPPER, Gateway
 from tests.platform.scripted_engine import ScriptedEngine
 
@@ -30,7 +31,7 @@ def resources(resources: Resources) -> Resources:
 def problem_of(response: httpx.Response) -> dict[str, Any]:
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
-    assert set(problem) - {"problems"} == PROBLEM
+    assert set(problem) - {"problems", "details"} == PROBLEM
     assert problem["status"] == response.status_code
     assert problem["instance"].endswith(response.headers["x-request-id"])
     assert problem["type"] == f"urn:loraplex:error:{problem['code']}"
@@ -38,23 +39,21 @@ def problem_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def routes() -> list[tuple[str, str]]:
-    found = []
-    for prefix_router in router.routes:
-        inner = getattr(prefix_router, "original_router", None)
-        for route in inner.routes if inner is not None else [prefix_router]:
-            found += [(method, route.path) for method in route.methods]
-    return sorted(found)
+    app = FastAPI()
+    app.include_router(router)
+    paths = app.openapi()["paths"]
+    return sorted((method.upper(), path) for path in paths for method in paths[path])
 
 
 def test_there_are_the_routes_that_the_next_tests_go_through() -> None:
-    assert len(routes()) == 16
+    assert len(routes()) == 34
 
 
 @pytest.mark.parametrize(("method", "path"), routes())
 async def test_every_route_refuses_whoever_is_no_operator(
     gateway: Gateway, method: str, path: str
 ) -> None:
-    url = path.replace("{tenant}", "acme").replace("{key_id}", "k")
+    url = path.replace("{tenant}", "acme").replace("{key_id}", "k").replace("{number}", "1")
     for key, status, code in (
         (None, 401, "invalid_api_key"),
         (gateway.key, 403, "admin_key_required"),
@@ -89,6 +88,12 @@ async def test_a_tenant_is_made_shown_changed_and_suspended(
         "tokens_per_minute": 9,
         "concurrency": None,
         "ttft_deadline_ms": None,
+        "adapter_storage_bytes": None,
+        "adapter_max_rank": None,
+        "adapter_max_modules": None,
+        "adapter_floor_bytes": None,
+        "adapter_cap_bytes": None,
+        "adapter_pin_bytes": None,
     }
     assert changed["weight"] == 2
     assert (await admin.patch("/tenants/initech", json={"weight": 5})).json()["weight"] == 5

@@ -91,17 +91,19 @@ async def test_a_prompt_that_fills_the_context_is_refused_with_numbers(
     assert await gateway.usage() == []
 
 
-async def test_an_adapter_runs_under_its_digest_and_answers_with_its_version(
+async def test_an_adapter_runs_under_its_digest_and_answers_by_the_name_that_was_asked_for(
     gateway: Gateway,
 ) -> None:
     await gateway.publish("support", "d1")
     await gateway.publish("support", "d2")
-    newest = (await gateway.chat(model="acme/support")).json()
-    first = (await gateway.chat(model="acme/support@1")).json()
-    base = (await gateway.chat()).json()
-    assert (newest["model"], first["model"]) == ("acme/support@2", "acme/support@1")
+    asked = ("acme/support", "acme/support@1", "tiny")
+    answers = [await gateway.chat(model=model) for model in asked]
+    assert [answer.json()["model"] for answer in answers] == list(asked)
+    ran = [answer.headers["x-loraplex-model"] for answer in answers]
+    assert ran == ["acme/support@2", "acme/support@1", "tiny"]
+    assert [row.model for row in await gateway.usage()] == ran
     assert [(await gateway.engine.submitted()).adapter for _ in range(3)] == ["d2", "d1", None]
-    fingerprints = {reply["system_fingerprint"] for reply in (newest, first, base)}
+    fingerprints = {answer.json()["system_fingerprint"] for answer in answers}
     assert len(fingerprints) == 3
 
 

@@ -17,6 +17,8 @@ from safetensors.numpy import save_file
 from tests.platform.shell import Shell, app
 from typer.testing import CliRunner
 
+from loraplex.adapters.profile import Profile
+from loraplex.adapters.registry.profiles import read_profile
 from loraplex.adapters.storage import AdapterStore
 from loraplex.engine.protocol import LinearShapes
 from loraplex.platform.base_record import BaseRecord, write_record
@@ -260,7 +262,11 @@ def base(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama", "tie_word_embeddings": false}')
     weight = np.zeros((HIDDEN, HIDDEN), dtype=np.float32)
-    save_file({"model.layers.0.self_attn.q_proj.weight": weight}, folder / "model.safetensors")
+    weights = {
+        "model.embed_tokens.weight": np.zeros((32, HIDDEN), dtype=np.float32),
+        "model.layers.0.self_attn.q_proj.weight": weight,
+    }
+    save_file(weights, folder / "model.safetensors")
     return folder
 
 
@@ -290,6 +296,26 @@ def test_a_pushed_adapter_is_stored_and_published(acme: Shell, base: Path, tmp_p
     assert said.startswith("Published acme/support@1 (rank 2, 128 bytes, ")
     assert (row["model"], row["version"], row["base_model"]) == ("acme/support", 1, "tiny-base")
     assert AdapterStore(acme.data_dir / "adapters").open(str(row["digest"])).is_dir()
+
+
+def test_where_a_pushed_adapter_begins_to_act_is_known_to_gateways(
+    acme: Shell, base: Path, tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", 0.5)
+    config = tmp_path / "checkpoint" / "adapter_config.json"
+    content = json.loads(config.read_text()) | {"alora_invocation_tokens": [7, 31]}
+    config.write_text(json.dumps(content))
+    (pushed,) = acme.rows("adapter", "push", "acme/support", checkpoint, "--model", str(base))
+
+    async def read() -> Profile:
+        database = Database.open(acme.database_url)
+        async with database.reader() as session:
+            tenant = await directory.get_by_name(session, "acme")
+            profile = await read_profile(session, tenant.id, str(pushed["digest"]))
+        await database.close()
+        return profile
+
+    assert asyncio.run(read()).invocation_tokens == (7, 31)
 
 
 def test_without_a_model_the_one_that_was_served_last_counts(

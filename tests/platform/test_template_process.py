@@ -57,8 +57,7 @@ async def test_a_template_renders_as_in_the_gateway(processes: TemplateProcesses
         ("{{ '%1000000000d' % 1 }}", "too much memory"),
         ("{{ 'a' | center(10 ** 10) }}", "too much memory"),
         (
-            "{% set ns = namespace(s='ab') %}{% for i in range(60) %}"
-            "{% set ns.s = ns.s + ns.s %}{% endfor %}",
+            "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s=n.s*2 %}{% endfor %}",
             "too much memory|processor time",
         ),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "too deeply"),
@@ -87,16 +86,17 @@ async def test_what_leaves_the_sandbox_finds_nothing_of_the_gateway(
     processes: TemplateProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LORAPLEX_SECRET", "s" * 40)
-    with Path(__file__).open() as held:
-        os.set_inheritable(held.fileno(), 1)
-        await render(processes, HARMLESS)
-        folder = Path(f"/proc/{pid_of(processes)}")
-        assert (folder / "environ").read_bytes() == b""
-        assert {link.name for link in (folder / "fd").iterdir()} == {"0", "1", "2"}
-        limits = (folder / "limits").read_text().splitlines()
-        files = next(line.split() for line in limits if line.startswith("Max open files"))
-        assert files[3:5] == ["3", "3"]
-        assert (folder / "cwd").readlink() == Path("/")
+    held = os.open(__file__, os.O_RDONLY)
+    os.set_inheritable(held, 1)
+    await render(processes, HARMLESS)
+    os.close(held)
+    folder = Path(f"/proc/{pid_of(processes)}")
+    assert (folder / "environ").read_bytes() == b""
+    assert {link.name for link in (folder / "fd").iterdir()} == {"0", "1", "2"}
+    limits = (folder / "limits").read_text().splitlines()
+    files = next(line.split() for line in limits if line.startswith("Max open files"))
+    assert files[3:5] == ["3", "3"]
+    assert (folder / "cwd").readlink() == Path("/")
 
 
 async def test_others_are_served_while_one_tenants_templates_hang(

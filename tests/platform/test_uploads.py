@@ -22,9 +22,9 @@ from tests.platform.tiny_model import model_info
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, inspect
 from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.receiving import ABANDONED_S, received, sweep
 from loraplex.platform.settings import Settings
 from loraplex.platform.upload_form import UploadForm
-from loraplex.platform.uploads import ABANDONED_S, received, sweep
 from loraplex.tenants import admin_keys
 
 MIB = 1024 * 1024
@@ -72,9 +72,15 @@ async def test_an_uploaded_adapter_is_callable_at_once(gateway: Gateway, checkpo
         "num_bytes": 112,
         "base_model": "tiny",
         "created_at": "2026-11-30T00:00:00Z",
+        "status": "ready",
+        "is_pinned": False,
+        "deletion": None,
+        "retired_at": None,
+        "deleted_at": None,
+        "self_test": response.json()["self_test"],
     }
     answer = await gateway.chat(model="acme/support")
-    assert answer.json()["model"] == "acme/support@1"
+    assert answer.headers["x-loraplex-model"] == "acme/support@1"
     assert (await gateway.engine.submitted()).adapter == digest
     assert AdapterStore(gateway.resources.settings.data_dir / "adapters").open(digest).is_dir()
     assert leftovers(gateway) == []
@@ -97,7 +103,7 @@ async def test_adapters_are_listed_with_their_versions(
     await upload(gateway, checkpoint, "sql")
     newest = (await gateway.client.get("/v1/adapters")).json()["data"]
     assert [item["id"] for item in newest] == ["acme/sql@1", "acme/support@2"]
-    versions = (await gateway.client.get("/v1/adapters/support")).json()["data"]
+    versions = (await gateway.client.get("/v1/adapters/support/versions")).json()["data"]
     assert [item["version"] for item in versions] == [2, 1]
     assert len({item["digest"] for item in versions}) == 2
 
@@ -130,6 +136,11 @@ async def test_an_adapter_is_refused_with_all_problems_at_once(
     for problem, word in zip(error["problems"], ("use_qalora", "zzz", "stray"), strict=True):
         assert word in problem
         assert problem in error["message"]
+    assert error["details"][0] == {
+        "field": "use_qalora",
+        "value": "True",
+        "reason": "QALoRA is not served",
+    }
     assert (await gateway.client.get("/v1/adapters")).json()["data"] == []
     assert leftovers(gateway) == []
 
@@ -337,7 +348,8 @@ async def test_what_killed_processes_left_is_removed_once_it_is_old(settings: Se
         folder = settings.data_dir / "uploads" / name
         folder.mkdir(parents=True)
         (folder / CONFIG_FILE).write_bytes(b"x")
-        os.utime(folder, (now_s - age_s, now_s - age_s))
+        for path in (folder / CONFIG_FILE, folder):
+            os.utime(path, (now_s - age_s, now_s - age_s))
     sweep(settings, now_s)
     assert [path.name for path in (settings.data_dir / "uploads").iterdir()] == ["new"]
 
@@ -376,7 +388,7 @@ async def test_the_openai_client_uploads_and_calls_what_it_uploaded(
         answer = await client.chat.completions.create(
             model="acme/support", messages=[{"role": "user", "content": "hi"}], max_tokens=4
         )
-        assert answer.model == "acme/support@1"
+        assert answer.model == "acme/support"
         with pytest.raises(openai.BadRequestError) as refused:
             await client.post(
                 "/adapters",

@@ -34,4 +34,4 @@ def test_an_adapter_that_a_tenant_uploads_can_be_called_at_once(served: Served) 
         "messages": [{"role": "user", "content": "I was charged twice."}],
     }
     answer = served.post(served.key("globex"), body)
-    assert answer.json()["model"] == "globex/uploaded@1"
+    assert answer.headers["x-loraplex-model"] == "globex/uploaded@1"

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from fastapi.security import HTTPBearer
 
-from loraplex.platform.api.admin import adapters, requests, tenants, usage
+from loraplex.platform.api.admin import adapters, requests, residency, tenants, usage
 from loraplex.platform.api.admin.unread import refuse_unread
 from loraplex.platform.api.views import ProblemView
 from loraplex.platform.deps import admin_of
@@ -33,3 +33,4 @@ router.include_router(tenants.router)
 router.include_router(adapters.router)
 router.include_router(usage.router)
 router.include_router(requests.router)
+router.include_router(residency.router)

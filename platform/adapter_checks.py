@@ -1,0 +1,141 @@
+"""Whether a folder is an adapter of the served model, with all that it brings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.adapters.checkpoint import Checkpoint, inspect
+from loraplex.adapters.digest import with_profile
+from loraplex.adapters.errors import CheckpointInvalid, Problem
+from loraplex.adapters.profile import TOKENIZER_FILE, Profile
+from loraplex.adapters.profile_files import (
+    TEMPLATE_FILE,
+    BaseWays,
+    ReadProfile,
+    read_profile_files,
+)
+from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.protocol import ModelInfo
+from loraplex.platform.base_record import shapes_told
+from loraplex.platform.errors import TokenizerUnsupported
+from loraplex.platform.prompts import Prompts
+from loraplex.platform.receiving import nicely
+from loraplex.platform.services import Resources
+from loraplex.platform.template_process import Template, TemplateFailed, TemplateProcesses
+from loraplex.tenants.ids import Entropy
+
+SAMPLES = (
+    ({"role": "user", "content": "Hello"},),
+    (
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": "How are you?"},
+    ),
+)
+"""Conversations that each template must render."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAdapter:
+    """An adapter that can be served."""
+
+    checkpoint: Checkpoint
+    """Its digest is the version's: it covers the profile."""
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """What adapters are checked against, and with."""
+
+    model: ModelInfo
+    templates: TemplateProcesses
+    now: Callable[[], datetime]
+    entropy: Entropy
+
+
+async def check_adapter(resources: Resources, tenant_id: str, folder: Path) -> CheckedAdapter:
+    """The same as `check_folder`, against the served model."""
+    model = resources.engine.model
+    checker = Checker(model, resources.templates, resources.now, resources.entropy)
+    return await check_folder(checker, tenant_id, folder)
+
+
+async def check_folder(checker: Checker, tenant_id: str, folder: Path) -> CheckedAdapter:
+    """Check the checkpoint in a folder, with its profile.
+
+    Raises CheckpointInvalid with every problem, EngineUnavailable before a worker has told its
+    model, StorageUnavailable where the folder cannot be read.
+    """
+    model = checker.model
+    shapes = base_shapes(model)
+    ways = BaseWays(
+        model.tokenizer_json, model.chat_template, model.special_tokens, model.vocab_size
+    )
+
+    def read() -> tuple[Checkpoint | None, ReadProfile, tuple[Problem, ...]]:
+        found = read_profile_files(folder, ways)
+        try:
+            return inspect(folder, shapes), found, ()
+        except CheckpointInvalid as error:
+            return None, found, error.problems
+
+    checkpoint, found, problems = await nicely(read)
+    problems += found.problems
+    problems += await _tokenizer_problems(checker, folder, found.profile)
+    problems += await _template_problems(checker, tenant_id, found.profile)
+    if checkpoint is None or problems:
+        raise CheckpointInvalid(problems)
+    invocation = checkpoint.config.invocation_tokens
+    profile = msgspec.structs.replace(found.profile, invocation_tokens=invocation)
+    digest = with_profile(checkpoint.digest, profile.kept())
+    return CheckedAdapter(replace(checkpoint, digest=digest), profile)
+
+
+def base_shapes(model: ModelInfo) -> BaseShapes:
+    """What adapters of the served model must fit. Raises EngineUnavailable."""
+    shapes = model.shapes
+    if shapes is None:
+        raise EngineUnavailable(
+            f"The engine of {model.name} has not told its layers, so no adapter can be checked."
+        )
+    return shapes_told(shapes)
+
+
+async def _tokenizer_problems(
+    checker: Checker, folder: Path, profile: Profile
+) -> tuple[Problem, ...]:
+    """Whether user text can be told from the tokenizer's special tokens."""
+    if profile.tokenizer_sha256 is None:
+        return ()
+
+    def load() -> None:
+        data = (folder / TOKENIZER_FILE).read_bytes()
+        own = msgspec.structs.replace(checker.model, tokenizer_json=data)
+        Prompts(own, checker.now, checker.entropy)
+
+    try:
+        await nicely(load)
+    except TokenizerUnsupported as error:
+        return (Problem(TOKENIZER_FILE, "", str(error)),)
+    return ()
+
+
+async def _template_problems(
+    checker: Checker, tenant_id: str, profile: Profile
+) -> tuple[Problem, ...]:
+    if profile.chat_template is None:
+        return ()
+    template = Template(tenant_id, profile.chat_template, profile.special_tokens)
+    try:
+        for sample in SAMPLES:
+            await checker.templates.render(template, list(sample))
+    except TemplateFailed as error:
+        shown = ", ".join(message["role"] for message in sample)
+        reason = f"fails on a conversation of {shown}: {error}"
+        return (Problem(TEMPLATE_FILE, "", reason),)
+    return ()

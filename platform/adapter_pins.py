@@ -1,0 +1,64 @@
+"""Tells the worker which adapters to keep in memory, and what of it is which tenant's own.
+
+The database is read every few seconds, so that all gateways, and commands beside them, agree; what
+it says goes to the worker when it changes, and to each worker that connects.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from msgspec import structs
+
+from loraplex.adapters.registry import pins
+from loraplex.engine.client import EngineClient
+from loraplex.engine.residency_protocol import Pin, Pins
+from loraplex.tenants.db import Database
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 5.0
+
+MAX_PINS = 1024
+"""Of all tenants; the worker reads the header of each."""
+
+
+class AdapterPins:
+    """One gateway's part in it."""
+
+    def __init__(
+        self, database: Database, engine: EngineClient, clock: Callable[[], float]
+    ) -> None:
+        """`clock` tells seconds since the epoch."""
+        self._database = database
+        self._engine = engine
+        self._clock = clock
+        self._told: Pins | None = None
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001  the next one may find the database there again
+                _log.exception("pins of adapters were not read; retrying")
+            await asyncio.sleep(POLL_S)
+
+    async def look(self) -> None:
+        """Read the database once, and tell the worker if something has changed."""
+        # Before it is read: whoever reads later knows no less.
+        version = int(self._clock() * 1e6)
+        async with self._database.reader() as session:
+            pinned = await pins.pinned(session)
+            limits = await pins.memory_limits(session)
+        if len(pinned) > MAX_PINS:
+            _log.warning("of %d pinned adapters the first %d are kept", len(pinned), MAX_PINS)
+        told = Pins(
+            version=self._told.version if self._told is not None else version,
+            pinned=tuple(Pin(pin.tenant_id, pin.digest) for pin in pinned[:MAX_PINS]),
+            floors={each.tenant_id: each.floor_bytes for each in limits if each.floor_bytes},
+            caps={each.tenant_id: each.cap_bytes for each in limits if each.cap_bytes is not None},
+        )
+        if told != self._told:
+            self._told = structs.replace(told, version=version)
+            self._engine.pin(self._told)

@@ -1,0 +1,179 @@
+"""`loraplex adapter top`: which adapters are where, and why, as it changes."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import typer
+
+from loraplex.platform.cli.context import (
+    CommandContext,
+    CommandFailed,
+    DatabaseUrl,
+    DataDir,
+    reporting_errors,
+    run,
+)
+from loraplex.platform.cli.output import print_table
+
+if TYPE_CHECKING:
+    from loraplex.engine.residency_protocol import ResidencyReport
+
+_CONNECT_TIMEOUT_S = 5.0
+_MIB = 1024 * 1024
+_COLUMNS = ("MODEL", "TIER", "WHY", "DEVICE MIB", "HOST MIB", "LEASES", "WAITING", "IDLE S")
+_CLEAR = "\x1b[H\x1b[2J"
+
+Document = dict[str, Any]
+
+
+def top(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per look, on a line.")
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once. Default where nobody watches.")
+    ] = False,
+    every: Annotated[
+        float | None, typer.Option(min=0.2, help="Seconds between two looks. Default: 2.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Gateway to ask, like http://127.0.0.1:8000. Default: the worker itself."
+        ),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with an admin key for --url; `loraplex admin-key create` makes one."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Show which adapters are on the device, on the host, loading or awaited, and why."""
+    if url is None:
+        look: Callable[[], Document] = lambda: run(_of_worker, data_dir, database_url)  # noqa: E731  its type is checked
+    elif key_file is None:
+        raise typer.BadParameter(
+            "names a gateway that asks for an admin key: add --key-file", param_hint="--url"
+        )
+    else:
+        look = _of_gateway(url, key_file)
+    is_once = once or (every is None and (as_json or not sys.stdout.isatty()))
+    while True:
+        with reporting_errors():
+            seen = look()
+        if as_json:
+            typer.echo(json.dumps(seen))
+        else:
+            _print(seen, clears=not is_once)
+        if is_once:
+            return
+        time.sleep(2.0 if every is None else every)
+
+
+async def _of_worker(context: CommandContext) -> Document:
+    """Ask the worker over its stream, and the database for names."""
+    from loraplex.platform.residency_view import residency_view
+
+    report = await _ask(context)
+    async with context.database.reader() as session:
+        return (await residency_view(session, report)).model_dump(mode="json")
+
+
+async def _ask(context: CommandContext) -> "ResidencyReport":
+    from loraplex.engine.client import StreamClient
+    from loraplex.platform.stream import stream_address
+
+    address, security = stream_address(context.settings)
+    client = StreamClient(address, security, 1)
+    client.start()
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            await client.wait_connected()
+        report = await client.residency()
+    except TimeoutError:
+        report = None
+    finally:
+        await client.close()
+    if report is None:
+        raise CommandFailed(
+            f"no worker answers at {address}; start one with: loraplex serve, or name a gateway "
+            "with --url"
+        )
+    return report
+
+
+def _of_gateway(url: str, key_file: Path) -> Callable[[], Document]:
+    try:
+        key = key_file.read_text().strip()
+    except OSError as error:
+        raise typer.BadParameter(
+            f"{key_file} cannot be read: {error.strerror}", param_hint="--key-file"
+        ) from None
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(
+            f"{url!r} does not begin with http:// or https://", param_hint="--url"
+        )
+    request = Request(  # noqa: S310  the scheme is checked above
+        f"{url.rstrip('/')}/admin/v1/residency", headers={"Authorization": f"Bearer {key}"}
+    )
+
+    def look() -> Document:
+        try:
+            with urlopen(request, timeout=10) as answer:  # noqa: S310  as above
+                found: Document = json.load(answer)
+                return found
+        except HTTPError as error:
+            raise CommandFailed(f"{url} answers {error.code}: {_detail(error)}") from None
+        except (URLError, OSError, ValueError) as error:
+            raise CommandFailed(f"{url} cannot be asked: {error}") from None
+
+    return look
+
+
+def _detail(error: HTTPError) -> str:
+    try:
+        return str(json.load(error)["detail"])
+    except (ValueError, KeyError, TypeError):
+        return str(error.reason)
+
+
+def _print(seen: Document, *, clears: bool) -> None:
+    if clears:
+        typer.echo(_CLEAR, nl=False)
+    for name in ("device", "host"):
+        tier = seen["tiers"][name]
+        held, capacity = tier["held_bytes"] / _MIB, tier["capacity_bytes"] / _MIB
+        typer.echo(
+            f"{name:<6}  {held:,.1f} of {capacity:,.1f} MiB, {tier['num_adapters']} adapters"
+        )
+    refused = seen["refused"]
+    for pin in refused["pins"]:
+        typer.echo(f"not pinned, since it would take too much: {pin['model'] or pin['digest']}")
+    for tenant in refused["floors"]:
+        typer.echo(f"no floor, since it would take too much: {tenant}")
+    typer.echo("")
+    print_table(_COLUMNS, map(_row, seen["adapters"]), "No adapter is in memory or awaited.")
+
+
+def _row(each: Document) -> tuple[object, ...]:
+    loaded = each["loaded_percent"]
+    return (
+        each["model"] or f"{each['tenant']}: {each['digest'][:20]}",
+        each["tier"] if loaded is None else f"{each['tier']} {loaded} %",
+        f"{each['why']}, pinned" if each["is_pinned"] and each["why"] != "pinned" else each["why"],
+        round(each["device_bytes"] / _MIB, 1),
+        round(each["host_bytes"] / _MIB, 1),
+        each["leases"],
+        each["num_waiting"],
+        None if each["idle_s"] is None else round(each["idle_s"], 1),
+    )

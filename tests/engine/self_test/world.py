@@ -1,0 +1,190 @@
+"""A worker in this process, whole but for its settings: a tiny model, its stream, a client."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from prometheus_client import CollectorRegistry, generate_latest
+from tests.engine import build
+from tests.engine.linear_costs import KnownLengths, LinearCosts
+from tests.engine.simulated_worker import MODEL
+from tokenizers import Tokenizer
+
+from loraplex.adapters import weights
+from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.residency import Residency
+from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
+from loraplex.engine.claim import claimed
+from loraplex.engine.client import Security, StreamClient
+from loraplex.engine.core import Engine, StepReport
+from loraplex.engine.fair_admission import FairAdmission
+from loraplex.engine.fair_settings import FairSettings
+from loraplex.engine.frames import UnixAddress
+from loraplex.engine.loop import EngineLoop
+from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.model import LoadedModel, export_tokenizer
+from loraplex.engine.protocol import PROTOCOL_VERSION, SelfTest, Welcome
+from loraplex.engine.runner import ModelRunner
+from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.self_test.dense import DenseReference
+from loraplex.engine.self_test.metrics import SelfTestMetrics
+from loraplex.engine.self_test.peft_oracle import PeftOracle, PeftSubject
+from loraplex.engine.self_test.served import ServedPath
+from loraplex.engine.self_test.verifier import VerifiedModel, Verifier
+from loraplex.engine.stored_adapters import StoredAdapters
+from loraplex.engine.stream import StreamServer
+from loraplex.engine.transcript import Transcript
+from loraplex.engine.transfers import Transfers
+from loraplex.engine.vocabulary import Vocabulary
+
+NUM_BLOCKS, BLOCK_SIZE = 200, 16
+FAIR = FairSettings(quantum_ms=500, overdraft_ms=1000, max_skips=16, max_open=8)
+
+
+@dataclass
+class Options:
+    """How the worker differs from a plain one."""
+
+    spoil: Callable[[AdapterWeights], AdapterWeights] = lambda weights: weights
+    """Done to what the served path loads."""
+    peft: dict[str, object] = field(default_factory=dict)
+    """Arguments of `PeftOracle`."""
+    patience_s: float = 60.0
+    max_running: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Spoiled(StoredAdapters):
+    """The adapters of a store, or what becomes of them on the served path."""
+
+    spoil: Callable[[AdapterWeights], AdapterWeights]
+
+    def place(
+        self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]
+    ) -> AdapterWeights:
+        model = self.runner.model
+        placed = weights.place(on_host, dtype=model.dtype, device="cpu", on_layer=on_layer)
+        return self.runner.locate(self.spoil(placed))
+
+
+class World:
+    """The parts of the worker."""
+
+    def __init__(self, runner: ModelRunner, store: AdapterStore, options: Options) -> None:
+        model = runner.model
+        self.model, self.runner, self.store = model, runner, store
+        self.mailbox = Mailbox()
+        self.residency = Residency(100_000_000)
+        self.registry = CollectorRegistry()
+        self.scheduler = _scheduler(model, self.residency, options)
+
+        adapters = _Spoiled(store, runner, options.spoil)
+        self.transfers = Transfers(adapters, self.mailbox.wake)
+        self.engine = Engine(
+            self.mailbox,
+            self.scheduler,
+            self.residency,
+            self.transfers,
+            runner,
+            lambda digest: adapters.read(digest).layout.num_bytes(model.dtype.itemsize),
+            monotonic,
+        )
+        subject = PeftSubject(model.path, model.config.dtype, 1_000_000, threads=1)
+        self.peft = PeftOracle(subject, **options.peft)
+        self.served = ServedPath(self.mailbox.put)
+        self.verifier = Verifier(
+            VerifiedModel(
+                model.vocab_size,
+                model.max_model_len,
+                model.config.dtype,
+                adapters.plain,
+                store.open,
+            ),
+            self.served,
+            DenseReference(model, self.mailbox.put_aside),
+            self.peft,
+            SelfTestMetrics(self.registry).observe,
+            options.patience_s,
+        )
+        welcome = Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=MODEL)
+        self.server = StreamServer(
+            self.mailbox, welcome, Security(), lambda: "", self.verifier.verify
+        )
+        self.reports: list[StepReport] = []
+        self._asyncio_loop = asyncio.get_running_loop()
+        self.loop = EngineLoop(self.engine, self.mailbox, self._publish)
+        self.client: StreamClient
+
+    def _publish(self, report: StepReport) -> None:
+        self._asyncio_loop.call_soon_threadsafe(self._take, report)
+
+    def _take(self, report: StepReport) -> None:
+        self.reports.append(report)
+        self.server.publish(report)
+        self.served.publish(report)
+
+    def put(self, folder: Path) -> str:
+        """Store an adapter; return its digest."""
+        checkpoint = inspect(folder, self.model.shapes)
+        self.store.put(checkpoint)
+        return checkpoint.digest
+
+    async def verify(self, folder: Path, *, may_use_peft: bool = False) -> SelfTest:
+        """Test an adapter as its upload does."""
+        return await self.client.verify("acme", self.put(folder), may_use_peft=may_use_peft)
+
+    def metrics(self) -> str:
+        return generate_latest(self.registry).decode()
+
+
+def _scheduler(model: LoadedModel, residency: Residency, options: Options) -> Scheduler:
+    tokenizer = Tokenizer.from_buffer(export_tokenizer(model.path)[0])
+    config = build.config(
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        max_step_tokens=64,
+        max_running=options.max_running,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+    )
+    return Scheduler(
+        config,
+        residency,
+        FairAdmission(FAIR),
+        partial(Transcript, tokenizer, Vocabulary(tokenizer)),
+        model.eos_token_ids,
+        LinearCosts(),
+        KnownLengths(),
+    )
+
+
+@asynccontextmanager
+async def running(
+    runner: ModelRunner, folder: Path, options: Options | None = None
+) -> AsyncIterator[World]:
+    """A worker whose store and socket lie in `folder`, with a client, for the block."""
+    address = UnixAddress(folder / "w.sock")
+    world = World(runner, AdapterStore(folder / "adapters"), options or Options())
+    world.client = StreamClient(address, Security(), 1000)
+    with claimed(address):
+        await world.server.start(address)
+        thread = threading.Thread(target=world.loop.run)
+        thread.start()
+        world.client.start()
+        try:
+            async with asyncio.timeout(60):
+                await world.client.wait_connected()
+            yield world
+        finally:
+            await world.client.close()
+            world.loop.stop()
+            await asyncio.to_thread(thread.join)
+            world.transfers.close()
+            await world.server.close()
+            await world.peft.close()

@@ -111,7 +111,10 @@ def _checked(directory: Path, base: BaseModel) -> "Checkpoint":
     if not (directory / CONFIG_FILE).is_file():
         what = f"holds no {CONFIG_FILE}" if directory.is_dir() else "is no folder"
         raise CommandFailed(f"{directory} {what}; name one that PEFT's save_pretrained wrote")
-    return inspect(directory, base.shapes)
+    checkpoint = inspect(directory, base.shapes)
+    for warning in checkpoint.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    return checkpoint
 
 
 def _store(settings: "Settings", checkpoint: "Checkpoint") -> None:

@@ -193,7 +193,7 @@ async def _compose(
     mailbox = parts.mailbox
     registry = CollectorRegistry()
     registry.register(CostCollector(costs.model))
-    metrics = WorkerMetrics(registry, parts.scheduler, parts.residency, sizes.num_blocks)
+    metrics = WorkerMetrics(registry, parts.scheduler, parts.residency)
     info = ModelInfo(
         name=model.config.name,
         max_model_len=sizes.max_model_len,
@@ -290,6 +290,8 @@ def scheduler_config(
         max_transfer_bytes=settings.max_transfer_bytes,
         prefetch=settings.prefetch,
         kv_forecast=True,
+        lent_block_bytes=sizes.lent_block_bytes,
+        min_blocks=sizes.min_blocks,
     )
 
 

@@ -77,7 +77,7 @@ def push(
         )
 
         async def keep() -> None:
-            _store(context.settings, checkpoint)
+            _store(context, checkpoint)
 
         async with context.database.reader() as session:
             await storage_use.check_limits(session, owner.id, publication)
@@ -114,13 +114,11 @@ def _checked(directory: Path, base: BaseModel) -> "Checkpoint":
     return inspect(directory, base.shapes)
 
 
-def _store(settings: "Settings", checkpoint: "Checkpoint") -> None:
-    from loraplex.platform.adapter_bytes import store_of
-
+def _store(context: CommandContext, checkpoint: "Checkpoint") -> None:
     try:
-        store_of(settings).put(checkpoint)
+        context.store().put(checkpoint)
     except OSError as error:
-        where = settings.adapters_url or settings.adapters_dir
+        where = context.settings.adapters_url or context.settings.adapters_dir
         raise CommandFailed(f"the adapter cannot be stored in {where}: {error}") from error
 
 

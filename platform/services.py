@@ -123,7 +123,7 @@ def build_services(resources: Resources) -> Services:
             new_id("gtw", resources.now(), resources.entropy),
             resources.database,
             resources.engine,
-            removal(resources.store),
+            removal(resources.settings),
             uses,
             resources.now,
         ),

@@ -148,7 +148,7 @@ async def _store_and_publish(
     except (RegistryError, CheckpointInvalid, EngineUnavailable):
         async with resources.database.session() as session:
             await storage_use.remove_unnamed(
-                session, checkpoint.digest, removal(resources.store)
+                session, checkpoint.digest, removal(resources.settings)
             )
         raise
 

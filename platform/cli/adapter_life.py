@@ -163,7 +163,7 @@ async def _finish(context: CommandContext) -> None:
 
     async with context.database.reader() as session:
         deletions = await life_cycle.list_deletions(session)
-    remove = removal(context.store())
+    remove = removal(context.settings)
     for deletion in deletions:
         async with context.database.session() as session:
             await life_cycle.finish(session, deletion, context.now, remove)

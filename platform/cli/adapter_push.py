@@ -77,7 +77,7 @@ def push(
         )
 
         async def keep() -> None:
-            _store(context, checkpoint)
+            _store(context.settings, checkpoint)
 
         async with context.database.reader() as session:
             await storage_use.check_limits(session, owner.id, publication)
@@ -114,11 +114,13 @@ def _checked(directory: Path, base: BaseModel) -> "Checkpoint":
     return inspect(directory, base.shapes)
 
 
-def _store(context: CommandContext, checkpoint: "Checkpoint") -> None:
+def _store(settings: "Settings", checkpoint: "Checkpoint") -> None:
+    from loraplex.platform.adapter_bytes import store_of
+
     try:
-        context.store().put(checkpoint)
+        store_of(settings).put(checkpoint)
     except OSError as error:
-        where = context.settings.adapters_url or context.settings.adapters_dir
+        where = settings.adapters_url or settings.adapters_dir
         raise CommandFailed(f"the adapter cannot be stored in {where}: {error}") from error
 
 

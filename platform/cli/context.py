@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from loraplex.adapters.storage import Store
     from loraplex.platform.settings import Settings
     from loraplex.tenants.db import Database
 
@@ -46,13 +45,6 @@ class CommandContext:
     settings: "Settings"
     database: "Database"
     now: datetime
-
-    def store(self) -> "Store":
-        """Return the adapters' store of the settings."""
-        from loraplex.adapters.opened_store import open_store
-
-        settings = self.settings
-        return open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
 
     def secret(self) -> bytes:
         """Return the deployment's secret; made at first use."""

@@ -161,8 +161,8 @@ async def test_what_changes_of_a_tenant_is_told_and_the_rest_stays(
 async def test_limits_of_adapters_out_of_range_are_refused_by_field(
     database: Database, acme: TenantRecord, now: datetime, limits: dict[str, int], field: str
 ) -> None:
+    wanted = TenantChange(adapters=AdapterLimits(**limits))
     async with database.session() as session:
         with pytest.raises(ValueRefused) as refused:
-            wanted = TenantChange(adapters=AdapterLimits(**limits))
             await directory.change(session, Act("cli", now), acme.id, wanted)
     assert refused.value.field == field

@@ -20,7 +20,7 @@ from loraplex.platform.cli.output import print_json
 if TYPE_CHECKING:
     from loraplex.adapters.base_shapes import BaseShapes
     from loraplex.adapters.checkpoint import Checkpoint
-    from loraplex.adapters.registry.registry import PublishedVersion
+    from loraplex.adapters.registry.registry import Publication, PublishedVersion
     from loraplex.platform.base_record import BaseRecord
     from loraplex.platform.settings import Settings
 
@@ -54,9 +54,7 @@ def push(
         raise typer.BadParameter(f"{name!r} is not of the form TENANT/NAME.")
 
     async def work(context: CommandContext) -> "tuple[PublishedVersion, str, bool]":
-        from loraplex.adapters.profile import Profile
         from loraplex.adapters.registry import registry, resolution, storage_use
-        from loraplex.adapters.registry.registry import Publication
         from loraplex.tenants import audit
         from loraplex.tenants import directory as tenants
         from loraplex.tenants.ids import check_slug
@@ -66,15 +64,7 @@ def push(
         check_slug(adapter, "The adapter's name")
         base = _base_model(context.settings, model)
         checkpoint = _checked(directory, base)
-        publication = Publication(
-            name=adapter,
-            digest=checkpoint.digest,
-            rank=checkpoint.rank,
-            num_bytes=checkpoint.num_bytes,
-            base_model=base.name,
-            num_modules=len(checkpoint.modules),
-            profile=Profile(invocation_tokens=checkpoint.config.invocation_tokens).encoded(),
-        )
+        publication = _publication(adapter, checkpoint, base)
 
         async def keep() -> None:
             _store(context.settings, checkpoint)
@@ -112,6 +102,21 @@ def _checked(directory: Path, base: BaseModel) -> "Checkpoint":
         what = f"holds no {CONFIG_FILE}" if directory.is_dir() else "is no folder"
         raise CommandFailed(f"{directory} {what}; name one that PEFT's save_pretrained wrote")
     return inspect(directory, base.shapes)
+
+
+def _publication(name: str, checkpoint: "Checkpoint", base: BaseModel) -> "Publication":
+    from loraplex.adapters.profile import Profile
+    from loraplex.adapters.registry.registry import Publication
+
+    return Publication(
+        name=name,
+        digest=checkpoint.digest,
+        rank=checkpoint.rank,
+        num_bytes=checkpoint.num_bytes,
+        base_model=base.name,
+        num_modules=len(checkpoint.modules),
+        profile=Profile(invocation_tokens=checkpoint.config.invocation_tokens).encoded(),
+    )
 
 
 def _store(settings: "Settings", checkpoint: "Checkpoint") -> None:

@@ -46,7 +46,6 @@ class Assembly:
     def modules(self) -> dict[str, Assembled]:
         """All that it does, by path."""
         found = {}
-        self._check_tied()
         for path, module in self._layout.modules.items():
             self._compare(path, module)
             self._check_saved(path, module)
@@ -89,25 +88,6 @@ class Assembly:
                 "it with modules_to_save, or on this base model",
             )
         )
-
-    def _check_tied(self) -> None:
-        """Note where a file has two values for what is one to PEFT, which would take the last."""
-        if self._layout.tied is None:
-            return
-        embedding, head = (self._layout.modules[path] for path in self._layout.tied)
-        twins = (
-            (Role.EMBEDDING_A, Role.LORA_B, True),
-            (Role.EMBEDDING_B, Role.LORA_A, True),
-            (Role.SAVED_WEIGHT, Role.SAVED_WEIGHT, False),
-        )
-        for of_embedding, of_head, is_transposed in twins:
-            one, other = self._stored(embedding, of_embedding), self._stored(head, of_head)
-            if one is None or other is None:
-                continue
-            if not torch.equal(one.T if is_transposed else one, other):
-                entry = head.roles[of_head]
-                reason = f"differs from {embedding.roles[of_embedding].name}, to which it is tied"
-                self.problems.append(Problem(entry.name, "", reason))
 
     def _check_saved(self, path: str, module: ModuleLayout) -> None:
         """Note a saved weight that lies the other way round than the base's."""

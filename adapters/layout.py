@@ -99,8 +99,6 @@ class AdapterLayout:
     modules: Mapping[str, ModuleLayout]
     vocab_size: int | None
     """Tokens that it has; None if they are those of the base model."""
-    tied: tuple[str, str] | None
-    """Embedding and head whose updates, or saved weights, are one to PEFT."""
 
     @classmethod
     def of(cls, claims: Claims, config: AdapterConfig, base: BaseShapes) -> "AdapterLayout":
@@ -113,8 +111,7 @@ class AdapterLayout:
             path: _layout(path, roles, token_ids.get(path, ()), base)
             for path, roles in claims.items()
         }
-        tied = _tied(claims, base) if config.ensure_weight_tying else None
-        return cls(MappingProxyType(modules), vocab_size, tied)
+        return cls(MappingProxyType(modules), vocab_size)
 
     @property
     def host_bytes(self) -> int:
@@ -129,14 +126,6 @@ class AdapterLayout:
         # Modules whose rows of tokens are the same share them.
         tokens = {m.tokens_key: m.tokens_bytes(of_tokens) for m in self.modules.values()}
         return sum(m.num_bytes(bytes_of) for m in self.modules.values()) + sum(tokens.values())
-
-
-def _tied(claims: Claims, base: BaseShapes) -> tuple[str, str] | None:
-    embedding = base.token_embedding
-    heads = [head for head in base.heads if head in claims]
-    if embedding is None or not base.is_tied or embedding not in claims or not heads:
-        return None
-    return embedding, heads[0]
 
 
 def _with_rows_of_tied_head(claims: Claims, base: BaseShapes) -> Claims:

@@ -21,6 +21,10 @@ class AdapterSizes:
     """None if its tokens are those of the base model."""
 
 
+NO_SIZES = AdapterSizes(0, 0, None)
+"""Of the base model, which needs no adapter."""
+
+
 def sizes_of_head(head: AdapterHead, base: BaseShapes, *, bytes_per_element: int) -> AdapterSizes:
     """Sizes of a stored adapter. One that does not fit the base model, which is told when it is
     loaded, counts with all that it brings."""

@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from loraplex.adapters.errors import AdapterError, AdapterMismatch
 from loraplex.adapters.reservations import RESERVABLE_SHARE, Reservations
 from loraplex.adapters.residency import Residency
+from loraplex.adapters.sizes import NO_SIZES, AdapterSizes
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
@@ -80,17 +81,17 @@ class Engine(Generic[Batch]):
         residency: Residency,
         transfers: Transfers,
         runner: Runner[Batch],
-        adapter_bytes: Callable[[str], int],
+        adapter_sizes: Callable[[str], AdapterSizes],
         clock: Callable[[], float],
     ) -> None:
-        """`adapter_bytes` tells from a digest what the adapter needs resident, or raises
+        """`adapter_sizes` tells from a digest what the adapter needs resident, or raises
         AdapterError; `clock` is monotonic, in seconds."""
         self._mailbox = mailbox
         self._scheduler = scheduler
         self._residency = residency
         self._transfers = transfers
         self._runner = runner
-        self._adapter_bytes = adapter_bytes
+        self._adapter_sizes = adapter_sizes
         self._clock = clock
         self._asides = Events()
 
@@ -168,7 +169,8 @@ class Engine(Generic[Batch]):
         pinned: dict[AdapterKey, int] = {}
         for pin in pins.pinned:
             try:
-                pinned[AdapterKey(pin.tenant, pin.adapter)] = self._adapter_bytes(pin.adapter)
+                sizes = self._adapter_sizes(pin.adapter)
+                pinned[AdapterKey(pin.tenant, pin.adapter)] = sizes.device_bytes
             except (AdapterError, OSError) as error:
                 _log.error("pinned adapter %s cannot be read: %s", pin.adapter, error)
         if not self._residency.reserve(Reservations(pins.version, pinned, pins.floors, pins.caps)):
@@ -183,13 +185,13 @@ class Engine(Generic[Batch]):
 
     def _accept(self, submit: Submit) -> None:
         try:
-            num_bytes = 0 if submit.adapter is None else self._adapter_bytes(submit.adapter)
+            sizes = NO_SIZES if submit.adapter is None else self._adapter_sizes(submit.adapter)
         except (AdapterError, OSError) as error:
             _log.error("adapter %s cannot be read: %s", submit.adapter, error)
             self._asides.add_turned_away(submit, LOAD_FAILED, LOAD_FAILED_MESSAGE)
             return
         try:
-            self._scheduler.add(submit, self._clock(), num_bytes)
+            self._scheduler.add(submit, self._clock(), sizes.device_bytes, sizes.vocab_size or 0)
         except (RequestRefused, EngineOverloaded) as error:
             self._asides.add_rejected(submit, error)
         except Exception:  # noqa: BLE001  one request must not take those behind it along

@@ -89,7 +89,8 @@ class DecodeRows:
         self._block_tables = np.full((size, 1), -1, np.int32)
         """As wide as the longest table so far."""
         self._ends = np.zeros(config.vocab_size, np.int64)
-        """[vocab]: how many rows each token ends."""
+        """[vocab]: how many rows each token ends. Tokens beyond are adapters' own; they are looked
+        at one by one."""
         self._num_joined = 0
         self._selections: dict[bool | None, Selection] = {}
         """Since the last change: of those that do not yield, of those that do, of both."""
@@ -212,7 +213,8 @@ class DecodeRows:
         it, or ask for more than plain tokens; or are not there any more."""
         rows = selection.rows
         positions = self._positions[rows]
-        marked: NDArray[np.bool_] = self._ends[token_ids] > 0
+        marked: NDArray[np.bool_] = self._ends.take(token_ids, mode="clip") > 0
+        marked |= token_ids >= len(self._ends)
         marked |= positions >= self._last_positions[rows]
         marked |= self._has_spec[rows]
         is_there = self._tickets[rows] == selection.tickets

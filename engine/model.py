@@ -20,12 +20,12 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.engine import gate
-from loraplex.engine.adapted import AdoptedWeights, adopt, is_plain
+from loraplex.engine.adaptable import Adaptable
+from loraplex.engine.adapted import AdoptedWeights, adopt
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.errors import ModelUnsupported
 from loraplex.engine.lora_linear import LoraBatch
@@ -286,13 +286,8 @@ def _probe(
     positions = torch.arange(7, device=device)
     rows = torch.tensor([2, 5], device=device)
     attention = gate.AttentionProbe()
-    linears, embeddings, biases = (
-        _linear_shapes(network),
-        _embedding_shapes(network),
-        _bias_lengths(network),
-    )
-    paths = linears.keys() | embeddings.keys() | biases.keys()
-    probe = gate.RowProbe(network, paths, len(tokens), (head_path, len(rows)))
+    adaptable = Adaptable.of(network)
+    probe = gate.RowProbe(network, adaptable.paths, len(tokens), (head_path, len(rows)))
     parameters = ParameterProbe(network, len(tokens))
     try:
         logits = _forward(network, tokens, positions, rows, attention)
@@ -300,48 +295,17 @@ def _probe(
         raise ModelUnsupported(f"its forward pass failed: {error}") from error
     layers = gate.check_layers(declared, attention)
     gate.check_logits(logits, (len(rows), vocab_size))
-    seen = probe.finish()
-    served = {path: linears[path] for path in sorted(linears.keys() & seen)}
+    served = adaptable.among(probe.finish())
     embedding: Any = network.get_input_embeddings()
     return layers, BaseShapes(
-        linears=MappingProxyType(served),
-        embeddings=MappingProxyType({p: shape for p, shape in embeddings.items() if p in seen}),
-        heads=frozenset({head_path} & served.keys()),
+        linears=served.linears,
+        embeddings=served.embeddings,
+        heads=frozenset({head_path} & served.linears.keys()),
         token_embedding=_path_of(network, embedding),
         is_tied=network.get_submodule(head_path).weight is embedding.weight,
-        biases=MappingProxyType({p: length for p, length in biases.items() if p in seen}),
+        biases=served.biases,
         parameters=parameters.finish(),
     )
-
-
-def _linear_shapes(network: nn.Module) -> dict[str, tuple[int, int]]:
-    """(out, in) of each layer that PEFT counts as linear; Conv1D keeps its weight as [in, out]."""
-    shapes = {}
-    for path, module in network.named_modules():
-        if type(module) is nn.Linear:
-            shapes[path] = (module.out_features, module.in_features)
-        elif type(module) is Conv1D:
-            shapes[path] = (module.nf, module.nx)
-    return shapes
-
-
-def _embedding_shapes(network: nn.Module) -> dict[str, tuple[int, int]]:
-    """(rows, width) of each embedding that is no more than a table, perhaps with a scale."""
-    return {
-        path: (module.num_embeddings, module.embedding_dim)
-        for path, module in network.named_modules()
-        if isinstance(module, nn.Embedding) and is_plain(module)
-    }
-
-
-def _bias_lengths(network: nn.Module) -> dict[str, int]:
-    """Length of each bias that a linear layer or a norm adds to its output last."""
-    return {
-        path: module.bias.shape[0]
-        for path, module in network.named_modules()
-        if isinstance(module, nn.Linear | Conv1D | nn.LayerNorm)
-        and isinstance(getattr(module, "bias", None), nn.Parameter)
-    }
 
 
 def _forward(

@@ -42,16 +42,6 @@ def refuse_impossible(
             f"{config.max_waiting_tokens}",
             "prompt",
         )
-    for field, ids in (
-        ("prompt", submit.prompt),
-        ("stop_token_ids", sampling.stop_token_ids),
-        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
-    ):
-        # An id beyond the tables would break the whole step, not this request alone.
-        if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
-            raise RequestRefused(
-                f"{field} has a token id outside 0 to {config.vocab_size - 1}", field
-            )
     last_start = 0 if submit.adapter is None else len(submit.prompt) - 1
     if not 0 <= submit.adapter_start <= last_start:
         raise RequestRefused(
@@ -75,6 +65,19 @@ def _refuse_too_large(submit: Submit, adapter_bytes: int, residency: Residency) 
             "most what its tenant may hold",
             "model",
         )
+
+
+def refuse_ids(submit: Submit, vocab_size: int) -> None:
+    """Raise RequestRefused, naming the field, if it has an id that is not below `vocab_size`."""
+    sampling = submit.sampling
+    for field, ids in (
+        ("prompt", submit.prompt),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+    ):
+        # An id beyond the tables would break the whole step, not this request alone.
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise RequestRefused(f"{field} has a token id outside 0 to {vocab_size - 1}", field)
 
 
 def refuse_overload(

@@ -21,7 +21,7 @@ from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.preemption import Preemption
 from loraplex.engine.prefetch import Prefetch
 from loraplex.engine.protocol import Explained, Submit
-from loraplex.engine.refusals import refuse_impossible, refuse_open, refuse_overload
+from loraplex.engine.refusals import refuse_ids, refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
 from loraplex.engine.step_budget import Demand, StepBudget
@@ -114,15 +114,15 @@ class Scheduler:
         """True if a step could compute or report something."""
         return bool(self._requests or self._events)
 
-    def add(self, submit: Submit, now: float, adapter_bytes: int = 0) -> None:
-        """Take a request that arrived at `now`; `adapter_bytes` is what its adapter needs resident.
-
-        Raises RequestRefused if it could never run, EngineOverloaded if the queue is full, and
-        DeadlineUnreachable if it has a deadline that cannot be met.
-        """
-        refuse_open(submit, self._submissions, self._requests)
-        refuse_impossible(submit, self._config, adapter_bytes, self._residency)
+    def add(self, submit: Submit, now: float, adapter_bytes: int = 0, vocab_size: int = 0) -> None:
+        """Take a request that arrived at `now`, whose adapter needs `adapter_bytes` resident and
+        has `vocab_size` tokens, or those of the base model (0). Raises RequestRefused if it could
+        never run, EngineOverloaded if the queue is full, and DeadlineUnreachable if it has a
+        deadline that cannot be met."""
         config = self._config
+        refuse_open(submit, self._submissions, self._requests)
+        refuse_ids(submit, vocab_size or config.vocab_size)
+        refuse_impossible(submit, config, adapter_bytes, self._residency)
         refuse_overload(submit, config, len(self._waiting), self._num_waiting_tokens)
         sampling = submit.sampling
         eos = frozenset() if sampling.ignore_eos else self._eos_token_ids

@@ -21,7 +21,7 @@ class StoredAdapters:
     """Of adapters that were read."""
 
     def read(self, digest: str) -> VerifiedAdapter:
-        """See `weights.read`."""
+        """See `weights.read`. The tokens that it adds are noted too."""
         pins = self.runner.model.device.type == "cuda"
         model = self.runner.model
         adapter = weights.read(self.store, digest, model.shapes, model.weights, pins=pins)

@@ -22,7 +22,7 @@ from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
 from loraplex.adapters.sizes import AdapterSizes, sizes_of_head
 from loraplex.engine import memory
-from loraplex.engine.added_tokens import AdapterVocabulary, AddedTokens
+from loraplex.engine.added_tokens import AddedTokens, transcripts
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
@@ -39,14 +39,12 @@ from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
-from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Submit, Welcome
+from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
-from loraplex.engine.transcript import Transcript
 from loraplex.engine.transfers import Transfers
-from loraplex.engine.vocabulary import Vocabulary
 from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
@@ -244,9 +242,6 @@ def compose_engine(
         itemsize = model.dtype.itemsize
         return sizes_of_head(store.head(digest), model.shapes, bytes_per_element=itemsize)
 
-    def num_bytes(digest: str) -> int:
-        return sizes_of(digest).device_bytes
-
     def host_bytes(digest: str) -> int | None:
         try:
             return sizes_of(digest).host_bytes
@@ -269,7 +264,7 @@ def compose_engine(
         stored.added_tokens,
     )
     transfers = Transfers(stored, mailbox.wake)
-    engine = Engine(mailbox, scheduler, residency, transfers, runner, num_bytes, clock)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, sizes_of, clock)
     return EngineParts(engine, mailbox, scheduler, residency, transfers, stored)
 
 
@@ -322,13 +317,7 @@ def _scheduler(
     costs: CostModel,
     added: AddedTokens,
 ) -> Scheduler:
-    base = Vocabulary(tokenizer)
-
-    def new_text(submit: Submit) -> Transcript:
-        adapter = submit.adapter
-        vocabulary = base if adapter is None else AdapterVocabulary(base, added, adapter)
-        return Transcript(tokenizer, vocabulary, submit.sampling)
-
+    new_text = transcripts(tokenizer, added)
     # A configuration may name ends that the model has no logits for.
     eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
     policy = admission_policy(settings)

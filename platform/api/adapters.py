@@ -9,8 +9,8 @@ from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.platform.api.adapter_aliases import alias_routes
 from loraplex.platform.api.adapter_owner import caller_owns
 from loraplex.platform.api.adapter_versions import version_routes
-from loraplex.platform.api.admin.unread import refuse_unread
 from loraplex.platform.api.paging import Listing, Page, listing
+from loraplex.platform.api.unread import refuse_unread
 from loraplex.platform.api.views import AdapterVersionView
 from loraplex.platform.deps import Caller, ServicesOf, chunks_of
 from loraplex.platform.receiving import TAR_TYPES
@@ -26,7 +26,7 @@ def upload_form() -> dict[str, Any]:
     name = {"type": "string", "description": "The adapter's name, a slug."}
     properties: dict[str, object] = {"name": name, **dict.fromkeys(ADAPTER_FILES, file)}
     form = {"type": "object", "required": list(REQUIRED_FILES), "properties": properties}
-    content = {"multipart/form-data": {"schema": form}}
+    content: dict[str, object] = {"multipart/form-data": {"schema": form}}
     content |= {kind: {"schema": file} for kind in TAR_TYPES}
     return {
         "requestBody": {"required": True, "content": content},

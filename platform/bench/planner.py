@@ -89,7 +89,7 @@ class _World:
         self._residency = Residency(load.num_adapters * _ADAPTER_BYTES)
         fair = replace(fair_settings(Settings()), max_open=load.num_running)
         costs = CostModel(Subject("bench", "none"))
-        no_text: Callable[[Sampling], _NoText] = lambda _: _NoText()  # noqa: E731  its type is checked
+        no_text: Callable[[Submit], _NoText] = lambda _: _NoText()  # noqa: E731  its type is checked
         self.scheduler = Scheduler(
             config,
             self._residency,

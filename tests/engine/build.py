@@ -5,6 +5,7 @@ from collections.abc import Callable
 from tests.engine.linear_costs import KnownLengths, LinearCosts
 
 from loraplex.adapters.residency import Residency
+from loraplex.adapters.sizes import AdapterSizes
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.plan import Logprobs
@@ -28,6 +29,16 @@ class PlainText:
 
     def end(self) -> Piece:
         return Piece()
+
+
+def sizes(digest: str) -> AdapterSizes:
+    """As many bytes as the digest has characters."""
+    return adapter_sizes(len(digest))
+
+
+def adapter_sizes(num_bytes: int, vocab_size: int | None = None) -> AdapterSizes:
+    """Of an adapter that takes this much on the device."""
+    return AdapterSizes(num_bytes, num_bytes, vocab_size)
 
 
 def config(**changes: object) -> SchedulerConfig:

@@ -80,7 +80,7 @@ class SimulatedWorker:
             self.residency,
             self.transfers,
             self.runner,
-            len,
+            build.sizes,
             lambda: 0.0,
         )
         welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=epoch, model=model)

@@ -25,7 +25,7 @@ PROMPT = tuple(range(5, 18))
 class Recorder:
     """Text that is none, and the log-probabilities that came with each token."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, submit: Submit) -> None:
         self.stopped = False
         self.logprobs: list[Logprobs | None] = []
 
@@ -54,7 +54,7 @@ def run(
     texts: list[Recorder] = []
 
     def new_text(submit: Submit) -> Recorder:
-        texts.append(Recorder(submit.sampling))
+        texts.append(Recorder(submit))
         return texts[-1]
 
     config = build.config(num_blocks=num_blocks)

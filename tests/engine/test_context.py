@@ -46,7 +46,7 @@ class Served:
             residency,
             self.transfers,
             ModelRunner(model, num_blocks, block_size),
-            len,
+            build.sizes,
             lambda: 0.0,
         )
 

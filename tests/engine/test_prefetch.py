@@ -265,7 +265,7 @@ def test_the_engine_prefetches_on_its_thread_and_gives_the_adapter_to_who_waited
     transfers = Transfers(build.Source(lambda digest: SimpleNamespace(digest=digest)), woken.set)
     scheduler = build.scheduler(config, residency)
     runner = SimulatedRunner(config.num_blocks, config.block_size)
-    engine = Engine(mailbox, scheduler, residency, transfers, runner, len, lambda: 0.0)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, build.sizes, lambda: 0.0)
     mailbox.put(build.submit("r1", max_tokens=20))
     mailbox.put(build.submit("r2", adapter="x"))
     assert engine.step().plan.prefetches == (key("x", "t"),)

@@ -40,7 +40,13 @@ class World:
         self.scheduler: Scheduler = build.scheduler(config, residency)
         self.transfers = Transfers(build.Source(lambda _: None), mailbox.wake)
         self.engine = Engine(
-            mailbox, self.scheduler, residency, self.transfers, self.runner, len, lambda: 0.0
+            mailbox,
+            self.scheduler,
+            residency,
+            self.transfers,
+            self.runner,
+            build.sizes,
+            lambda: 0.0,
         )
         for name, prompt in PROMPTS.items():
             mailbox.put(build.submit(name, 20, NUM_TOKENS, prompt=prompt))

@@ -10,6 +10,8 @@ from loraplex.kernels.lora import LoraSegment
 IN, OUT = 37, 53
 BASE = -1
 RANKS = (1, 2, 4, 7, 8, 16, 33, 64, 128)
+ALL_RANKS = (*RANKS, 256, 512)
+"""To the largest that is served; Triton's interpreter takes long for it."""
 ROWS = (1, 2, 3, 7, 133)
 TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {  # dtype: relative, absolute
     torch.float32: (2e-6, 1e-5),
@@ -76,12 +78,12 @@ def unlike_assignments(rows: int) -> list[list[int]]:
 
 
 def mixed_rank_batches(
-    assignment: list[int], dtype: torch.dtype
+    assignment: list[int], dtype: torch.dtype, all_ranks: tuple[int, ...] = RANKS
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[LoraSegment]]]:
-    """As few batches as let adapters of this assignment have each of ``RANKS`` once or more."""
+    """As few batches as let adapters of this assignment have each of the ranks once or more."""
     segments_of = ranges(assignment)
-    for first in range(0, len(RANKS), len(segments_of)):
-        ranks = islice(cycle(RANKS), first, None)
+    for first in range(0, len(all_ranks), len(segments_of)):
+        ranks = islice(cycle(all_ranks), first, None)
         y, x = make_batch(len(assignment), dtype)
         yield (
             y,

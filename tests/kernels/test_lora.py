@@ -3,9 +3,9 @@ import sys
 import pytest
 import torch
 from tests.kernels.lora_cases import (
+    ALL_RANKS,
     ASSIGNMENTS,
     BASE,
-    RANKS,
     ROWS,
     TOLERANCES,
     make_batch,
@@ -21,7 +21,7 @@ from loraplex.kernels.lora_reference import add_lora_reference
 @pytest.mark.parametrize("rows", ROWS)
 def test_updates_equal_the_reference(rows: int, assignment: str, dtype: torch.dtype) -> None:
     relative, absolute = TOLERANCES[dtype]
-    for rank in RANKS:
+    for rank in ALL_RANKS:
         torch.manual_seed(rank * rows)
         y, x = make_batch(rows, dtype)
         segments = make_segments(ASSIGNMENTS[assignment](rows), rank, dtype)
@@ -44,10 +44,10 @@ def test_rows_outside_all_segments_keep_their_bits(dtype: torch.dtype) -> None:
 
 def test_adapters_of_different_ranks_share_a_batch() -> None:
     torch.manual_seed(1)
-    y, x = make_batch(len(RANKS), torch.float32)
+    y, x = make_batch(len(ALL_RANKS), torch.float32)
     one_row_each = [
         make_segments([0], rank, torch.float32)[0]._replace(start=row, end=row + 1)
-        for row, rank in enumerate(RANKS)
+        for row, rank in enumerate(ALL_RANKS)
     ]
     expected = add_lora_reference(y, x, one_row_each)
     add_lora(y, x, one_row_each)

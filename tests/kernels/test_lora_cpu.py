@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.kernels.lora_cases import (
+    ALL_RANKS,
     ASSIGNMENTS,
     IN,
     OUT,
@@ -59,7 +60,7 @@ def test_updates_equal_the_reference(
 ) -> None:
     relative, absolute = TOLERANCES[dtype]
     torch.manual_seed(rows)
-    for y, x, segments in mixed_rank_batches(ASSIGNMENTS[assignment](rows), dtype):
+    for y, x, segments in mixed_rank_batches(ASSIGNMENTS[assignment](rows), dtype, ALL_RANKS):
         expected = add_lora_reference(y, x, segments)
         add_lora(y, x, located(kernel, segments))
         torch.testing.assert_close(y.double(), expected, rtol=relative, atol=absolute)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from loraplex.engine import gate
 from loraplex.engine.core import StepReport
 from loraplex.engine.frames import encode
-from loraplex.engine.lora_linear import LoraBatch
+from loraplex.engine.lora_linear import LoraBatch, LoraConv1D, LoraLinear
 from loraplex.engine.model import LoadedModel
 from loraplex.platform.bench.errors import BenchRefused
 from loraplex.platform.bench.subject import with_own_modules
@@ -91,11 +91,11 @@ def timed(model: LoadedModel, watch: StopWatch) -> LoadedModel:
 def attach(model: LoadedModel, watch: StopWatch) -> None:
     """Time the linear layers of a model that a runner has taken over."""
     for layer in model.network.modules():
-        if isinstance(getattr(layer, "batch", None), LoraBatch):
+        if isinstance(layer, LoraLinear | LoraConv1D):
             _time_layer(layer, watch)
 
 
-def _time_layer(layer: nn.Module, watch: StopWatch) -> None:
+def _time_layer(layer: LoraLinear | LoraConv1D, watch: StopWatch) -> None:
     started_s = 0.0
 
     def start(*_: object) -> None:
@@ -107,7 +107,7 @@ def _time_layer(layer: nn.Module, watch: StopWatch) -> None:
 
     layer.register_forward_pre_hook(start)
     layer.register_forward_hook(stop)
-    layer.batch = cast("nn.Module", _TimedLora(cast("LoraBatch", layer.batch), watch))
+    layer.batch = cast("LoraBatch", _TimedLora(layer.batch, watch))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import BinaryIO
 
 import msgspec
@@ -33,11 +34,13 @@ from transformers.utils import logging as transformers_logging
 from loraplex.engine.self_test.peft_messages import Check, CheckAnswer, Checked, CheckFailed
 from loraplex.engine.self_test.positions import known_to_base, positions_of
 
-VERSIONS = {
-    "peft": peft.__version__,
-    "torch": str(torch.__version__),
-    "transformers": transformers.__version__,
-}
+VERSIONS = MappingProxyType(
+    {
+        "peft": peft.__version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+)
 
 
 @torch.inference_mode()
@@ -50,7 +53,7 @@ def check(model_folder: str, dtype: str, asked: Check) -> Checked:
         use_safetensors=True,
         trust_remote_code=False,
     )
-    vocab_size = base.get_input_embeddings().weight.shape[0]
+    vocab_size = base.get_input_embeddings().get_parameter("weight").shape[0]
     base_logits = [
         _logits(base, known_to_base(_ids(prompt, tokens), vocab_size), len(tokens))
         for prompt, tokens in asked.drawn
@@ -63,7 +66,7 @@ def check(model_folder: str, dtype: str, asked: Check) -> Checked:
         positions_of(_logits(adapted, _ids(prompt, tokens), len(tokens)), of_base, tokens)
         for (prompt, tokens), of_base in zip(asked.drawn, base_logits, strict=True)
     )
-    return Checked(positions, VERSIONS)
+    return Checked(positions, dict(VERSIONS))
 
 
 def _ids(prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:

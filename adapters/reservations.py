@@ -79,7 +79,7 @@ class Promises:
 
     def __init__(self, capacity_bytes: int) -> None:
         """Of the device's memory for adapters."""
-        self._capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes
         self.granted = Granted(Reservations())
         """What was granted."""
         self.pinned: dict[AdapterKey, int] = {}
@@ -101,7 +101,7 @@ class Promises:
         """Grant what is asked, unless it is not newer than what holds; False then."""
         if asked.version <= self.granted.reservations.version:
             return False
-        self.granted = grant(asked, self._capacity_bytes)
+        self.granted = grant(asked, self.capacity_bytes)
         self.pinned = dict(self.granted.reservations.pinned)
         self._add_up()
         return True
@@ -115,7 +115,7 @@ class Promises:
         """The most bytes that this adapter can have and still be loaded, if nothing is leased."""
         own = self._own_pins.get(key.tenant, 0) - self.pinned.get(key, 0)
         of_others = sum(self._promised.values()) - self._promised.get(key.tenant, 0)
-        room, cap = self._capacity_bytes - own - of_others, self.cap(key.tenant)
+        room, cap = self.capacity_bytes - own - of_others, self.cap(key.tenant)
         return room if cap is None else min(room, cap - own)
 
     def _add_up(self) -> None:

@@ -31,6 +31,7 @@ from loraplex.adapters.host_copies import HostCopies, HostMemory
 from loraplex.adapters.reservations import Granted, Promises, Reservations
 from loraplex.adapters.residency_counts import Cause, PrefetchCounts, ResidencyCounts
 from loraplex.adapters.residency_status import AdapterStatus, status_of
+from loraplex.adapters.room import Room
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.tier import Entry, Tier
 
@@ -64,6 +65,7 @@ class Residency:
         self._eviction = eviction or LeastWorth()
         self._clock = clock
         self._device = Tier(capacity_bytes)
+        self._entries = self._device.entries  # read many times a step
         self.host = HostCopies(host)
         """What is kept in the host's memory."""
         self.demand = Demand(self.host.keys)
@@ -71,6 +73,7 @@ class Residency:
         self.prefetched = PrefetchCounts()
         self.counts = ResidencyCounts()
         self._promises = Promises(capacity_bytes)
+        self._room = Room(self._device, self._promises, self._eviction, self.demand)
         self._dropped: set[AdapterKey] = set()
         """What is to be freed once nobody uses it or waits for it."""
         self._freed: list[AdapterKey] = []
@@ -114,31 +117,25 @@ class Residency:
 
     def state(self, key: AdapterKey) -> State:
         """Where the adapter is now."""
-        entry = self._device.get(key)
+        entry = self._entries.get(key)
         if entry is None:
             return State.ABSENT
         return State.RESIDENT if entry.is_there else State.LOADING
 
     def is_unclaimed(self, key: AdapterKey) -> bool:
         """True if it was prefetched, is there or on its way, and no request has needed it yet."""
-        entry = self._device.get(key)
+        entry = self._entries.get(key)
         return entry is not None and entry.is_unclaimed
 
     def num_layers(self, key: AdapterKey) -> int:
         """How many of its layers are on the device; 0 if it is absent."""
-        entry = self._device.get(key)
+        entry = self._entries.get(key)
         return 0 if entry is None else entry.num_layers
 
     def loadable_bytes(self, tenant: str | None = None, *, is_prefetch: bool = False) -> int:
         """Bytes that one load for the tenant can take, once what it may evict is evicted. None:
         for whoever it is. A prefetch evicts nothing that any floor protects, its own included."""
-        device = self._device
-        room = device.free_bytes + device.evictable_for(None if is_prefetch else tenant)
-        cap = self._promises.cap(tenant)
-        if cap is None or tenant is None:
-            return room
-        kept = device.held_by(tenant) - device.evictable_of(tenant, is_prefetch=is_prefetch)
-        return min(room, cap - kept)
+        return self._room.for_load(tenant, is_prefetch=is_prefetch)
 
     def most_loadable_bytes(self, key: AdapterKey) -> int:
         """The most bytes that this adapter can have and still be loaded, were all leases given
@@ -163,25 +160,7 @@ class Residency:
     ) -> tuple[AdapterKey, ...]:
         """What a load of this size would evict, in order: of its own tenant until its cap holds,
         then of all."""
-        missing, over = num_bytes - self.free_bytes, self._over_cap(num_bytes, tenant)
-        if missing <= 0 and over <= 0:
-            return ()
-        may_go = list(self._device.candidates(None if is_prefetch else tenant))
-        victims: dict[AdapterKey, None] = {}
-        ordered = self._eviction.order(may_go, self.demand)
-        for key in (key for key in ordered if over > 0 and key.tenant == tenant):
-            if over <= 0:
-                break
-            victims[key] = None
-            over -= self._bytes_of(key)
-            missing -= self._bytes_of(key)
-        for key in ordered:
-            if missing <= 0:
-                break
-            if key not in victims:
-                victims[key] = None
-                missing -= self._bytes_of(key)
-        return tuple(victims)
+        return self._room.victims(num_bytes, tenant, is_prefetch=is_prefetch)
 
     def start_load(
         self, key: AdapterKey, num_bytes: int, *, is_prefetch: bool = False
@@ -282,6 +261,36 @@ class Residency:
         self.demand.waits_no_more(key)
         self._settle(key)
 
+    @property
+    def floor_bytes(self) -> int:
+        """What `capacity_bytes` never falls below; promises are made of it."""
+        return self._promises.capacity_bytes
+
+    def spare_bytes(self) -> int:
+        """Bytes that nobody uses, nobody waits for, and nothing is promised of."""
+        return self._room.spare_bytes()
+
+    def missing_bytes(self, num_bytes: int, tenant: str) -> int | None:
+        """Bytes by which `capacity_bytes` is too small for a load of the tenant; None if more of
+        it would not help, since its cap is in the way."""
+        return self._room.missing_bytes(num_bytes, tenant)
+
+    def resize(self, capacity_bytes: int) -> tuple[AdapterKey, ...]:
+        """Have so many bytes from now on. Return what is evicted for that: of `spare_bytes`.
+
+        Raises:
+            ResidencyViolation: they do not suffice, or it would fall below its floor.
+        """
+        missing = self.held_bytes - capacity_bytes
+        if capacity_bytes < self.floor_bytes or missing > self.spare_bytes() - self.free_bytes:
+            raise ResidencyViolation(f"{capacity_bytes} bytes are too few for adapters")
+        evicted = self._room.idle_victims(missing)
+        for key in evicted:
+            self._remove(key, "kv")
+            self._eviction.evicted(key)
+        self._device.capacity_bytes = capacity_bytes
+        return tuple(evicted)
+
     def reserve(self, asked: Reservations) -> bool:
         """Let these pins, floors and caps hold, as far as `grant` says, unless they are older than
         those that do; False then. A cap that is exceeded already holds from the next load on."""
@@ -331,18 +340,6 @@ class Residency:
         for key in self._dropped:
             is_used = key in self._device or key in self.host.keys
             assert is_used or self.demand.is_awaited(key), "what is gone is to be dropped"
-
-    def _over_cap(self, num_bytes: int, tenant: str | None) -> int:
-        """Bytes by which a load would make the tenant exceed its cap."""
-        cap = self._promises.cap(tenant)
-        if cap is None or tenant is None:
-            return 0
-        return self._device.held_by(tenant) + num_bytes - cap
-
-    def _bytes_of(self, key: AdapterKey) -> int:
-        entry = self._device.get(key)
-        assert entry is not None
-        return entry.num_bytes
 
     def _remove(self, key: AdapterKey, cause: Cause | None) -> None:
         """Free its memory on the device, and give up its read if it is on its way."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 TierName = Literal["device", "host"]
-Cause = Literal["load", "prefetch", "drop"]
-"""Why an adapter lost its memory: a request's load needed it, a prefetch was worth more, or its
-version was deleted."""
+Cause = Literal["load", "prefetch", "kv", "drop"]
+"""Why an adapter lost its memory: a request's load needed it, a prefetch was worth more,
+requests needed it for their KV blocks, or its version was deleted."""
 
 
 @dataclass(slots=True)

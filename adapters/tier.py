@@ -71,6 +71,11 @@ class Tier:
         return self.capacity_bytes - self.held_bytes
 
     @property
+    def entries(self) -> Mapping[AdapterKey, Entry]:
+        """All entries, as a view that follows changes; from the least to the most recently used."""
+        return self._entries
+
+    @property
     def keys(self) -> KeysView[AdapterKey]:
         """Adapters that are there or on their way, as a view that follows changes."""
         return self._entries.keys()
@@ -85,6 +90,10 @@ class Tier:
     def get(self, key: AdapterKey) -> Entry | None:
         """The entry, if there is one. Change it through `change` alone."""
         return self._entries.get(key)
+
+    def num_bytes(self, key: AdapterKey) -> int:
+        """Of what is there or on its way."""
+        return self._entries[key].num_bytes
 
     def items(self) -> Iterable[tuple[AdapterKey, Entry]]:
         """From the least to the most recently used."""

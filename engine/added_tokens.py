@@ -1,9 +1,13 @@
 """Tokens that adapters' tokenizers add to the base model's vocabulary, in the text of answers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from tokenizers import Tokenizer
+
 from loraplex.adapters.profile import AddedToken
+from loraplex.engine.protocol import Submit
+from loraplex.engine.transcript import Transcript
 from loraplex.engine.vocabulary import Vocabulary
 
 _NONE: Mapping[int, AddedToken] = MappingProxyType({})
@@ -24,6 +28,18 @@ class AddedTokens:
     def of(self, digest: str) -> Mapping[int, AddedToken]:
         """What an adapter adds, by token id."""
         return self._by_digest.get(digest, _NONE)
+
+
+def transcripts(tokenizer: Tokenizer, tokens: AddedTokens) -> Callable[[Submit], Transcript]:
+    """Makes the texts of requests in the words of their adapters."""
+    base = Vocabulary(tokenizer)
+
+    def new_text(submit: Submit) -> Transcript:
+        adapter = submit.adapter
+        vocabulary = base if adapter is None else AdapterVocabulary(base, tokens, adapter)
+        return Transcript(tokenizer, vocabulary, submit.sampling)
+
+    return new_text
 
 
 class AdapterVocabulary(Vocabulary):

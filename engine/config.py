@@ -71,6 +71,11 @@ class SchedulerConfig:
     min_learned_steps: int = 64
     """Steps from which the cost model has learned before its predictions bound a step."""
 
+    lent_block_bytes: int = 0
+    """Bytes of a KV block, where blocks that nobody holds may be lent to adapters; 0 fixes the
+    border between the two."""
+    min_blocks: int = 0
+    """KV blocks that are not lent."""
     kv_forecast: bool = False
     """Whether a request starts only if the KV pool is expected to hold all that run to their ends,
     and not merely what they hold now."""
@@ -78,3 +83,5 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         if self.num_blocks * self.block_size < self.max_model_len:
             raise ValueError("the KV pool must hold at least one request of max_model_len tokens")
+        if self.lent_block_bytes and self.min_blocks * self.block_size < self.max_model_len:
+            raise ValueError("min_blocks must hold at least one request of max_model_len tokens")

@@ -124,7 +124,7 @@ class Engine(Generic[Batch]):
 
     def _copy(self, plan: StepPlan) -> float:
         """Copy KV blocks, if any are to be copied; return the seconds that it took."""
-        if not plan.num_copied_blocks:
+        if not plan.num_copied_blocks and not plan.lent_blocks:
             return 0.0
         started = perf_counter()
         self._runner.copy(plan)

@@ -26,6 +26,7 @@ class Draft:
         self.prefetches: list[AdapterKey] = []
         self.claims: list[AdapterKey] = []
         self.evictions: list[AdapterKey] = []
+        self.lent_blocks: list[int] = []
         self.on_host = HostOrders()
         self.preempted: list[Preempted] = []
         self.copies_out: list[BlockCopy] = []
@@ -131,6 +132,7 @@ class Draft:
             copies_in=tuple(self.copies_in),
             prefetches=tuple(self.prefetches),
             claims=tuple(self.claims),
+            lent_blocks=tuple(self.lent_blocks),
             host_evictions=self.on_host.evictions,
             host_keeps=self.on_host.keeps,
             decodes=self.decodes,

@@ -209,7 +209,7 @@ class FirstTokens:
         if not num_before:
             return 0.0
         num_free = self._outlook.num_free_blocks
-        held = self._config.num_blocks - num_free + ahead.num_blocks
+        held = self._pool.num_blocks - num_free + ahead.num_blocks
         own_blocks = self._pool.blocks_for(request.num_tokens) - len(self._outlook.shared(request))
         num_blocks = ahead.num_blocks + own_blocks - num_free
         num_slots = num_before + 1 - self._config.max_running

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from heapq import nlargest
 
 from loraplex.engine.prefix_cache import PrefixCache
 
@@ -10,16 +11,29 @@ class BlockPool:
     """Blocks 0 … num_blocks − 1, each free; or held by one block table, or by several that share
     it; or cached: known by its tokens, held by nobody, and given up when a block is needed.
 
+    Free and cached ones may be lent: then they are none of the pool's until it takes them back.
+
     Invariant: free + held + cached = num_blocks, checked by `check`. A shared block is counted
     once; when its last holder has given it back it is cached if the cache knows it, else free.
     """
 
     def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache | None = None) -> None:
-        self.num_blocks = num_blocks
+        self._num_all = num_blocks
+        self._lent: list[int] = []
         self.block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
         self._num_holders = [0] * num_blocks
         self._cache = cache
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the pool has: all but those that are lent."""
+        return self._num_all - len(self._lent)
+
+    @property
+    def num_lent(self) -> int:
+        """Blocks whose memory others use."""
+        return len(self._lent)
 
     @property
     def num_cached(self) -> int:
@@ -101,6 +115,23 @@ class BlockPool:
         """Take blocks that the cache has forgotten, and that nobody holds."""
         self._free += blocks
 
+    def lend(self, num_blocks: int) -> list[int]:
+        """Give up so many blocks that nobody holds, and return them; needs as many in `num_free`.
+        Of the free ones those go that lie last, since they were used least."""
+        if num_blocks > len(self._free):
+            self._evict(num_blocks - len(self._free))
+        lent = nlargest(num_blocks, self._free)
+        self._lent += lent
+        gone = set(lent)
+        self._free = [block for block in self._free if block not in gone]
+        return lent
+
+    def take_back(self, num_blocks: int) -> None:
+        """Have so many blocks again, at most those that are lent; they are free, and used last."""
+        back = self._lent[len(self._lent) - num_blocks :]
+        del self._lent[len(self._lent) - num_blocks :]
+        self._free[:0] = back
+
     def check(self, block_tables: list[list[int]]) -> None:
         """Assert that the tables hold exactly the held blocks, as often as was counted."""
         for table in block_tables:
@@ -111,6 +142,7 @@ class BlockPool:
         assert in_tables.keys().isdisjoint(self._free), "a KV block is free and held"
         if self._cache is not None:
             self._cache.check(in_tables)
+        assert in_tables.keys().isdisjoint(self._lent), "a KV block is lent and held"
         assert len(in_tables) + self.num_free == self.num_blocks, "a KV block is lost"
 
     def _evict(self, num_blocks: int) -> None:

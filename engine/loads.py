@@ -124,7 +124,7 @@ class Loads:
             draft.claims.append(key)
         else:
             num_bytes = request.submission.adapter_bytes
-            self._evicted(self._residency.start_load(key, num_bytes), draft)
+            self.evicted(self._residency.start_load(key, num_bytes), draft)
             self._num_bytes[key] = num_bytes
             draft.loads.append(key)
         for other in requests:
@@ -133,13 +133,13 @@ class Loads:
 
     def prefetch(self, key: AdapterKey, num_bytes: int, draft: Draft) -> None:
         """Start to load what nobody needs yet."""
-        self._evicted(self._residency.start_load(key, num_bytes, is_prefetch=True), draft)
+        self.evicted(self._residency.start_load(key, num_bytes, is_prefetch=True), draft)
         self._prefetched[key] = num_bytes
         draft.prefetches.append(key)
 
     def order(self, draft: Draft) -> None:
         """Tell what follows for memory from all that has been planned, and from drops before."""
-        self._evicted(self._residency.take_freed(), draft)
+        self.evicted(self._residency.take_freed(), draft)
         draft.on_host = self._residency.host.take_orders()
 
     def note_ended(self, requests: Iterable[Request], now: float) -> bool:
@@ -178,11 +178,12 @@ class Loads:
         num_leases = self._residency.num_leases
         assert num_leases == num_running + len(self._kept), "a lease is lost, or nobody's"
 
-    @property
-    def _load_bytes(self) -> int:
-        return sum(self._num_bytes.values())
-
-    def _evicted(self, evicted: tuple[AdapterKey, ...], draft: Draft) -> None:
+    def evicted(self, evicted: tuple[AdapterKey, ...], draft: Draft) -> None:
+        """These have lost their memory, on their way too."""
         draft.evictions += evicted
         for key in evicted:
             self._prefetched.pop(key, None)
+
+    @property
+    def _load_bytes(self) -> int:
+        return sum(self._num_bytes.values())

@@ -14,6 +14,8 @@ HOST_KV_SHARE = 0.25
 ADAPTER_SHARE = 0.2
 HOST_ADAPTER_SHARE = 0.1
 """Of a host's free memory, for adapters that the device may want again."""
+MIN_KV_SHARE = 0.5
+"""Of the KV blocks, those that are never lent to adapters."""
 SWAP_SHARE = 0.25
 """Of the KV cache, for what preempted requests have computed; and at most"""
 SWAP_HOST_SHARE = 0.05
@@ -32,6 +34,10 @@ class PoolSizes:
     """KV blocks of the host's memory, for preempted requests."""
     host_adapter_bytes: int = 0
     """Of the host's memory, for adapters that the device may want again."""
+    lent_block_bytes: int = 0
+    """Bytes of a KV block, where free ones may be lent to adapters; 0: the border is fixed."""
+    min_blocks: int = 0
+    """KV blocks that are not lent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,16 @@ def size_pools(request: PoolRequest) -> PoolSizes:
         request.max_model_len,
         swap_bytes // request.bytes_per_block,
         _host_adapter_bytes(request, taken_bytes + swap_bytes),
+        request.bytes_per_block if _may_lend(request) else 0,
+        max(_blocks(request.max_model_len, request.block_size), int(num_blocks * MIN_KV_SHARE)),
     )
+
+
+def _may_lend(request: PoolRequest) -> bool:
+    """True if the border between KV blocks and adapters may move: where nobody has fixed a side of
+    it, and the memory of single blocks can be given back to the system."""
+    is_chosen = request.kv_memory_bytes is not None or request.adapter_memory_bytes is not None
+    return request.is_on_host and not is_chosen
 
 
 def _swap_bytes(request: PoolRequest, kv_bytes: int, taken_bytes: int) -> int:

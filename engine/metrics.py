@@ -25,7 +25,6 @@ class WorkerMetrics:
         registry: CollectorRegistry,
         scheduler: Scheduler,
         residency: Residency,
-        num_blocks: int,
     ) -> None:
         self._registry = registry
         self._step_seconds = Histogram(
@@ -77,7 +76,7 @@ class WorkerMetrics:
         registry.register(CacheCollector(scheduler.blocks))
         for way in ("recompute", "swap"):
             self._preemptions.labels(way)  # so that both are told from the start
-        self._watch(scheduler, num_blocks)
+        self._watch(scheduler)
 
     def observe(self, report: StepReport) -> None:
         """Count one step. On the engine's thread."""
@@ -106,7 +105,7 @@ class WorkerMetrics:
         """All metrics in the Prometheus text format."""
         return generate_latest(self._registry).decode()
 
-    def _watch(self, scheduler: Scheduler, num_blocks: int) -> None:
+    def _watch(self, scheduler: Scheduler) -> None:
         requests = self._by_state("loraplex_worker_requests", "Requests in the worker")
         requests.labels("running").set_function(lambda: scheduler.num_running)
         requests.labels("waiting").set_function(lambda: scheduler.num_waiting)
@@ -114,7 +113,8 @@ class WorkerMetrics:
         pool = scheduler.blocks.pool
         blocks.labels("free").set_function(lambda: pool.num_free - pool.num_cached)
         blocks.labels("cached").set_function(lambda: pool.num_cached)
-        blocks.labels("held").set_function(lambda: num_blocks - scheduler.num_free_blocks)
+        blocks.labels("held").set_function(lambda: pool.num_blocks - pool.num_free)
+        blocks.labels("lent").set_function(lambda: pool.num_lent)
         on_host = self._by_state("loraplex_host_kv_blocks", "KV blocks of the host's memory")
         swapping = scheduler.blocks.swapping
         on_host.labels("free").set_function(lambda: swapping.num_free_blocks)

@@ -197,7 +197,7 @@ class Outlook:
         if not request.expected_tokens:
             self._expect(request)
         own = self._own_tokens(request, shared)
-        capacity = self._config.num_blocks * self._config.block_size
+        capacity = self._pool.num_blocks * self._pool.block_size
         return self._forecast.exceeds(capacity, own, self._output_left(request))
 
     def _own_tokens(self, request: Request, shared: list[int]) -> float:

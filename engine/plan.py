@@ -215,6 +215,9 @@ class StepPlan:
     """Adapters whose transfer starts although no request needs them yet."""
     claims: tuple[AdapterKey, ...] = ()
     """Adapters on their way as prefetches, which a request needs from this step on."""
+    lent_blocks: tuple[int, ...] = ()
+    """KV blocks whose memory is given to adapters, after copies to the host; what is in them means
+    nothing, also where they are used again in this step."""
     host_evictions: tuple[AdapterKey, ...] = ()
     """Adapters that the host's memory keeps no longer; before the loads start, too."""
     host_keeps: tuple[AdapterKey, ...] = ()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from loraplex.engine.admission import AdmissionPolicy
+from loraplex.engine.border import Border
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.draft import Draft
 from loraplex.engine.outlook import Outlook
@@ -26,6 +27,7 @@ class Preemption:
         outlook: Outlook,
         policy: AdmissionPolicy,
         give_up: Callable[[Request], None],
+        border: Border,
     ) -> None:
         """`give_up` takes a running choice's blocks and lets it wait."""
         self._blocks = blocks
@@ -35,11 +37,14 @@ class Preemption:
         self._swapping = blocks.swapping
         self._policy = policy
         self._give_up = give_up
+        self._border = border
 
     def make_room(self, lacking: list[Request], running: list[Request], draft: Draft) -> None:
         """Give each of those that decode the block which its next token needs, as far as they are
         not preempted; `running` are all that may be, in order of admission, those that yield last.
         """
+        if len(lacking) > self._pool.num_free:
+            self._border.take_back(len(lacking) - self._pool.num_free, draft)
         if len(lacking) <= self._pool.num_free:
             self._extend(lacking)
             return

@@ -12,6 +12,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
 from loraplex.engine.kv_copies import KvCopies
+from loraplex.engine.kv_pages import release_blocks
 from loraplex.engine.lora_linear import LoraRows
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
@@ -105,8 +106,11 @@ class ModelRunner:
         return self._copies.measure_ms_per_block()
 
     def copy(self, plan: StepPlan) -> None:
-        """Copy KV blocks to the host, then from it."""
+        """Copy KV blocks to the host, give up the memory of those that are lent, copy from the
+        host."""
         self._copies.to_host(plan.copies_out)
+        if plan.lent_blocks:
+            release_blocks(self._caches, plan.lent_blocks)
         self._copies.to_device(plan.copies_in)
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:

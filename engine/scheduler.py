@@ -5,6 +5,7 @@ from collections.abc import Callable
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionPolicy, Blocked, waits_for
+from loraplex.engine.border import Border
 from loraplex.engine.by_adapter import ByAdapter
 from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.costs_port import OutputLengths, StepCosts
@@ -41,7 +42,6 @@ class Scheduler:
 
     Requests that yield (`AdmissionPolicy.yields`) come after all others in each of this, and lose
     what they hold to any other that needs it.
-
     Each choice of a request is scheduled by itself; they share their prompt (`shared_prompt`).
 
     Invariant: the pool holds one request of the longest length, and a request has got a token
@@ -75,25 +75,22 @@ class Scheduler:
         self._delivery = Delivery(
             self._decoding, self._finish, self._fail_for_numbers, self._begin_to_decode, self.blocks
         )
-        self._prefilling: dict[str, Request] = {}
-        """Those that run and have no row, in order of admission."""
+        self._prefilling: dict[str, Request] = {}  # those without a row, in order of admission
         self._lengths = lengths
         self._step_budget = StepBudget(costs, config)
         self._loads = Loads(residency, config.max_transfer_bytes)
         self._prefetch = Prefetch(residency, self._loads, config.prefetch)
         self._outlook = Outlook(config, self.blocks, residency, self._loads, costs, lengths)
+        self._border = Border(config, self._pool, residency, self._loads)
         self._preemption = Preemption(
-            self.blocks, self._decoding, self._outlook, policy, self._give_up
+            self.blocks, self._decoding, self._outlook, policy, self._give_up, self._border
         )
         self._meter = Meter(costs, policy.measured, config.max_running)
         self.first_tokens = FirstTokens(config, self._pool, policy, costs, self._outlook)
         self._clock = WaitClock(0.0)
-        self._may_admit = False
-        """True once something happened since all that waits was found to be unable to start."""
+        self._may_admit = False  # nothing happened since all that waits could not start
         self._draft = Draft(0, self._decoding)
-        self._num_waiting_tokens = 0
-        self._num_admissions = 0
-        self._step = 0
+        self._num_waiting_tokens = self._num_admissions = self._step = 0
         self._now = 0.0
         self._events = Events()
 
@@ -135,6 +132,7 @@ class Scheduler:
             Request(submission, choice, self._new_text(submit), WaitClock(now, self._clock))
             for choice in range(sampling.n)
         ]
+        submission.clock = submission.open[0].clock
         submission.clock = submission.open[0].clock
         self.first_tokens.refuse_late(submission, now)
         self._loads.arrive(submission)  # the last that may raise: it is here whole or not at all
@@ -223,6 +221,7 @@ class Scheduler:
         """Assert the conservation laws; holds between any two calls."""
         self._pool.check([request.block_table for request in self._requests.values()])
         self._residency.check()
+        self._border.check()
         self.blocks.swapping.check(self._requests.values())
         self._decoding.check([request for request in self._requests.values() if request.row >= 0])
         running = {request.key for request in (*self._running, *self._yielding) if request.row < 0}
@@ -299,13 +298,14 @@ class Scheduler:
 
     def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
         """Why it cannot start now. What yields gives way before that is said of another."""
-        # Who lacks a block at most takes hold of the others now, before they are gone, and computes
-        # what is left when there is room.
+        # Who lacks a block at most takes hold of the others now, before they are gone.
         lacks_more = not shared or self._pool.missing(shared, request.num_tokens) > 1
         if draft.budget == 0 and (lacks_more or request.host_copy is not None):
             return Blocked.STEP
         refusal = self._outlook.missing(request, shared, self.num_running)
         may_take = not self._waiting.yields(request)
+        if may_take and self._border.moves_for(request, refusal, draft):
+            refusal = self._outlook.missing(request, shared, self.num_running)
         while refusal not in _NOT_FOR_ROOM and may_take and self._yielding:
             self._preemption.preempt(self._yielding[-1], request, draft)
             refusal = self._outlook.missing(request, shared, self.num_running)

@@ -35,6 +35,7 @@ from loraplex.tenants import errors as tenants
 _log = logging.getLogger(__name__)
 
 Headers = list[tuple[bytes, bytes]]
+Pairs = tuple[tuple[str, str], ...]
 
 
 class PlatformError(Exception):
@@ -167,7 +168,7 @@ class Rule:
     """None takes the error's own `code`."""
     message: str | None = None
     """None tells the error's own message; errors of our own making tell a fixed one."""
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Pairs = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class Told:
     code: str
     message: str
     param: str | None
-    headers: tuple[tuple[str, str], ...]
+    headers: Pairs
     problems: tuple[adapters.Problem, ...] = ()
     """Each reason, where there may be several."""
 
@@ -211,12 +212,11 @@ _INTERNAL = Rule(
     "internal_error",
     "The server failed on this request. Quote its x-request-id to the operator.",
 )
-_UNAUTHENTICATED = (("www-authenticate", "Bearer"),)
-_SOON = (("retry-after", "1"),)
+_SOON, _LATER = (("retry-after", "1"),), (("retry-after", "60"),)
 
 
 def _refused_key(code: str) -> Rule:
-    return Rule(401, _REQUEST, code, headers=_UNAUTHENTICATED)
+    return Rule(401, _REQUEST, code, headers=(("www-authenticate", "Bearer"),))
 
 
 def _conflict(code: str) -> Rule:
@@ -224,10 +224,12 @@ def _conflict(code: str) -> Rule:
     return Rule(409, "conflict_error", code, headers=(_NO_RETRY,))
 
 
+def _outage(code: str, message: str | None = None, wait: Pairs = _SOON) -> Rule:
+    return Rule(503, _OUTAGE, code, message, headers=wait)
+
+
 def _database_down() -> Rule:
-    return Rule(
-        503, _OUTAGE, "database_unavailable", "The database does not answer; retry.", headers=_SOON
-    )
+    return _outage("database_unavailable", "The database does not answer; retry.")
 
 
 RULES: Mapping[type[Exception], Rule] = {
@@ -243,16 +245,12 @@ RULES: Mapping[type[Exception], Rule] = {
     ClientGone: Rule(499, _REQUEST, "client_closed_request"),
     ClientStalled: Rule(499, _REQUEST, "slow_client"),
     LedgerUnavailable: _database_down(),
-    StorageUnavailable: Rule(
-        503,
-        _OUTAGE,
-        "storage_unavailable",
-        "The adapter cannot be stored now; retry later.",
-        headers=(("retry-after", "60"),),
+    StorageUnavailable: _outage(
+        "storage_unavailable", "The adapter cannot be stored now; retry later.", _LATER
     ),
     TooManyUploads: Rule(429, "rate_limit_error", "too_many_uploads"),
     UploadOffsetMismatch: _conflict("upload_offset_mismatch"),
-    SourceUnavailable: Rule(503, _OUTAGE, "source_unavailable", headers=(("retry-after", "60"),)),
+    SourceUnavailable: _outage("source_unavailable", wait=_LATER),
     AdapterDeleted: _conflict("adapter_deleted"),
     EngineStopped: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
     TokenizerUnsupported: _INTERNAL,
@@ -269,12 +267,8 @@ RULES: Mapping[type[Exception], Rule] = {
     tenants.KeyExpired: _refused_key("key_expired"),
     tenants.TenantSuspended: Rule(403, "permission_error", "tenant_suspended"),
     tenants.QuotaExceeded: Rule(429, "rate_limit_error", "rate_limit_exceeded"),
-    tenants.QuotaBackendUnavailable: Rule(
-        503,
-        _OUTAGE,
-        "quota_backend_unavailable",
-        "The store of quotas does not answer; retry.",
-        headers=_SOON,
+    tenants.QuotaBackendUnavailable: _outage(
+        "quota_backend_unavailable", "The store of quotas does not answer; retry."
     ),
     tenants.RequestExceedsLimit: Rule(400, _REQUEST, "request_exceeds_limit"),
     tenants.IdempotencyInProgress: Rule(409, "conflict_error", "idempotency_in_progress"),
@@ -345,7 +339,7 @@ def tell(error: BaseException) -> Told:
     )
 
 
-def encoded(headers: tuple[tuple[str, str], ...], content_type: str) -> Headers:
+def encoded(headers: Pairs, content_type: str) -> Headers:
     """Headers as ASGI has them."""
     pairs = (("content-type", content_type), *headers)
     return [(name.encode(), value.encode()) for name, value in pairs]
@@ -392,7 +386,7 @@ def _code(error: BaseException, rule: Rule) -> str:
     return rule.code or str(getattr(error, "code", "internal_error"))
 
 
-def _wait_headers(error: BaseException) -> tuple[tuple[str, str], ...]:
+def _wait_headers(error: BaseException) -> Pairs:
     """Clients wait for `retry-after-ms` if they know it, else for `Retry-After` in seconds."""
     if isinstance(error, UploadOffsetMismatch):
         return (("upload-offset", str(error.offset)),)

@@ -79,7 +79,9 @@ class Settings(BaseSettings):
     adapter_memory_bytes: int | None = Field(
         None,
         ge=1,
-        description="Memory of resident adapters. Default: sized from free memory at start.",
+        description="Memory of resident adapters. Default: sized from free memory at start; on a "
+        "CPU, if `LORAPLEX_KV_MEMORY_BYTES` is not set either, half of the KV cache is lent to "
+        "adapters while it is free and they need it.",
     )
     host_adapter_bytes: int | None = Field(
         None,

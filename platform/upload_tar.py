@@ -22,7 +22,7 @@ MAX_RATIO = 200
 _CHUNK_BYTES = 1024 * 1024
 _EXTENDED = frozenset({tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE})
 _PLAIN = frozenset({tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE})
-_KINDS = {
+_KINDS: Mapping[bytes, str] = {
     tarfile.LNKTYPE: "a hard link",
     tarfile.SYMTYPE: "a symbolic link",
     tarfile.CHRTYPE: "a device",

@@ -22,7 +22,7 @@ from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
 from loraplex.adapters.sizes import AdapterSizes, sizes_of_head
 from loraplex.engine import memory
-from loraplex.engine.added_tokens import AdapterVocabulary, AddedTokens
+from loraplex.engine.added_tokens import AddedTokens, transcripts
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
@@ -39,14 +39,12 @@ from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
-from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Submit, Welcome
+from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
-from loraplex.engine.transcript import Transcript
 from loraplex.engine.transfers import Transfers
-from loraplex.engine.vocabulary import Vocabulary
 from loraplex.kernels.lora_cpu import compile_lora
 from loraplex.platform.base_record import BaseRecord, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
@@ -195,7 +193,7 @@ async def _compose(
     mailbox = parts.mailbox
     registry = CollectorRegistry()
     registry.register(CostCollector(costs.model))
-    metrics = WorkerMetrics(registry, parts.scheduler, parts.residency, sizes.num_blocks)
+    metrics = WorkerMetrics(registry, parts.scheduler, parts.residency)
     info = ModelInfo(
         name=model.config.name,
         max_model_len=sizes.max_model_len,
@@ -305,6 +303,8 @@ def scheduler_config(
         max_transfer_bytes=settings.max_transfer_bytes,
         prefetch=settings.prefetch,
         kv_forecast=True,
+        lent_block_bytes=sizes.lent_block_bytes,
+        min_blocks=sizes.min_blocks,
     )
 
 
@@ -317,13 +317,7 @@ def _scheduler(
     costs: CostModel,
     added: AddedTokens,
 ) -> Scheduler:
-    base = Vocabulary(tokenizer)
-
-    def new_text(submit: Submit) -> Transcript:
-        adapter = submit.adapter
-        vocabulary = base if adapter is None else AdapterVocabulary(base, added, adapter)
-        return Transcript(tokenizer, vocabulary, submit.sampling)
-
+    new_text = transcripts(tokenizer, added)
     # A configuration may name ends that the model has no logits for.
     eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
     policy = admission_policy(settings)

@@ -20,10 +20,11 @@ from loraplex.platform.resumable import Piece, Progress
 router = APIRouter(tags=["adapters"])
 
 OFFSET_HEADER, LENGTH_HEADER = "upload-offset", "upload-length"
+FILE_PATH = "/v1/adapters/uploads/{upload_id}/{file}"
 MAX_LISTED = 1000
 PIECE_TYPE = "application/offset+octet-stream"
-_OCTETS = {"schema": {"type": "string", "format": "binary"}}
-_PIECE = {
+_OCTETS: Mapping[str, object] = {"schema": {"type": "string", "format": "binary"}}
+_PIECE: Mapping[str, object] = {
     "requestBody": {"required": True, "content": {PIECE_TYPE: _OCTETS}},
     "parameters": [
         {
@@ -133,7 +134,7 @@ async def retrieve_upload(upload_id: str, caller: Caller, services: ServicesOf) 
     return UploadView.of(progress)
 
 
-@router.head("/v1/adapters/uploads/{upload_id}/{file}")
+@router.head(FILE_PATH)
 async def look_at_file(upload_id: str, file: str, caller: Caller, services: ServicesOf) -> Response:
     """Tell in headers how many bytes of a file are there, and how many it will have."""
     progress = await resumable.look(services.resources, caller.tenant_id, upload_id)
@@ -148,7 +149,9 @@ async def look_at_file(upload_id: str, file: str, caller: Caller, services: Serv
     return Response(headers=headers)
 
 
-@router.patch("/v1/adapters/uploads/{upload_id}/{file}", status_code=204, openapi_extra=_PIECE)
+@router.patch(
+    "/v1/adapters/uploads/{upload_id}/{file}", status_code=204, openapi_extra=dict(_PIECE)
+)
 async def append_to_file(
     upload_id: str, file: str, request: Request, caller: Caller, services: ServicesOf
 ) -> Response:

@@ -9,8 +9,8 @@ from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.platform.api.adapter_aliases import alias_routes
 from loraplex.platform.api.adapter_owner import caller_owns
 from loraplex.platform.api.adapter_versions import version_routes
-from loraplex.platform.api.admin.unread import refuse_unread
 from loraplex.platform.api.paging import Listing, Page, listing
+from loraplex.platform.api.unread import refuse_unread
 from loraplex.platform.api.views import AdapterVersionView
 from loraplex.platform.deps import Caller, ServicesOf, chunks_of
 from loraplex.platform.receiving import TAR_TYPES

@@ -6,7 +6,7 @@ import fastapi
 from fastapi import APIRouter
 
 from loraplex.platform.api.adapter_views import AuditEventView
-from loraplex.platform.api.admin.schemas import Moment
+from loraplex.platform.api.moments import Moment
 from loraplex.platform.api.paging import Listing, Page, one_page
 from loraplex.platform.deps import Caller, ServicesOf
 from loraplex.platform.services import Services

@@ -65,7 +65,7 @@ def upload(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send a checkpoint to a gateway in pieces, with progress; it is checked and published."""
+    """Send a checkpoint to a gateway, in pieces; there it is checked and published."""
     with reporting_errors(), closing(Gateway(url, key)) as gateway:
         done = _upload(gateway, name, directory, resume)
     if as_json:

@@ -7,6 +7,7 @@ import typer
 from loraplex.platform.cli import (
     adapter,
     admin_key,
+    audit,
     bench,
     billing,
     key,
@@ -36,6 +37,7 @@ app.add_typer(usage.app, name="usage")
 app.add_typer(price.app, name="price")
 app.add_typer(billing.app, name="billing")
 app.add_typer(admin_key.app, name="admin-key")
+app.add_typer(audit.app, name="audit")
 app.add_typer(bench.app, name="bench")
 
 

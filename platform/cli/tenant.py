@@ -1,8 +1,8 @@
 """`loraplex tenant`: who may use the platform, and how much of it."""
 
 import secrets
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Tenants: who may use the platform, and how much of it.")
 
 Limit = Annotated[int | None, typer.Option(min=1, help="Default: the platform's limit.")]
-
+AdapterLimit = Annotated[int | None, typer.Option(min=1, help="Of its adapters; default: none.")]
+NewLimit = Annotated[
+    str | None, typer.Option(metavar="N|default", help="`default` takes the own limit away.")
+]
 Deadline = Annotated[
     int | None,
     typer.Option(min=1, help="Refuse requests whose first token cannot come so soon, in ms."),
@@ -37,6 +40,12 @@ def create(
     tokens_per_minute: Limit = None,
     concurrency: Limit = None,
     ttft_deadline_ms: Deadline = None,
+    adapter_storage_bytes: AdapterLimit = None,
+    adapter_max_rank: AdapterLimit = None,
+    adapter_max_modules: AdapterLimit = None,
+    adapter_floor_bytes: AdapterLimit = None,
+    adapter_cap_bytes: AdapterLimit = None,
+    adapter_pin_bytes: AdapterLimit = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -44,16 +53,94 @@ def create(
 
     async def work(context: CommandContext) -> "TenantRecord":
         from loraplex.tenants import directory
-        from loraplex.tenants.limits import TenantLimits
+        from loraplex.tenants.limits import AdapterLimits, TenantLimits
 
         limits = TenantLimits(requests_per_minute, tokens_per_minute, concurrency, ttft_deadline_ms)
+        adapters = AdapterLimits(
+            adapter_storage_bytes,
+            adapter_max_rank,
+            adapter_max_modules,
+            adapter_floor_bytes,
+            adapter_cap_bytes,
+            adapter_pin_bytes,
+        )
         async with context.database.session() as session:
             return await directory.create(
-                session, name, context.now, secrets.token_bytes, weight, limits
+                session, name, context.now, secrets.token_bytes, weight, limits, adapters
             )
 
     tenant = run(work, data_dir, database_url)
     typer.echo(f"Created tenant {tenant.name} ({tenant.id}).")
+
+
+@app.command("set")
+def set_(
+    name: TenantName,
+    weight: Annotated[float | None, typer.Option(help="Share, relative to others.")] = None,
+    requests_per_minute: NewLimit = None,
+    tokens_per_minute: NewLimit = None,
+    concurrency: NewLimit = None,
+    ttft_deadline_ms: NewLimit = None,
+    adapter_storage_bytes: NewLimit = None,
+    adapter_max_rank: NewLimit = None,
+    adapter_max_modules: NewLimit = None,
+    adapter_floor_bytes: NewLimit = None,
+    adapter_cap_bytes: NewLimit = None,
+    adapter_pin_bytes: NewLimit = None,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Change a tenant's weight or limits, for requests from now on; the rest stays."""
+    requests = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrency": concurrency,
+        "ttft_deadline_ms": ttft_deadline_ms,
+    }
+    adapters = {
+        "adapter_storage_bytes": adapter_storage_bytes,
+        "adapter_max_rank": adapter_max_rank,
+        "adapter_max_modules": adapter_max_modules,
+        "adapter_floor_bytes": adapter_floor_bytes,
+        "adapter_cap_bytes": adapter_cap_bytes,
+        "adapter_pin_bytes": adapter_pin_bytes,
+    }
+    named, of_adapters = _changed(requests), _changed(adapters)
+    if weight is None and not named and not of_adapters:
+        raise typer.BadParameter("name what is to change, such as --concurrency 8.")
+
+    async def work(context: CommandContext) -> "TenantRecord":
+        from loraplex.tenants import directory
+        from loraplex.tenants.audit import CLI, Act
+        from loraplex.tenants.directory import TenantChange
+
+        async with context.database.session() as session:
+            tenant = await directory.get_by_name(session, name)
+            wanted = TenantChange(
+                weight, replace(tenant.limits, **named), replace(tenant.adapters, **of_adapters)
+            )
+            return await directory.change(session, Act(CLI, context.now), tenant.id, wanted)
+
+    _show(run(work, data_dir, database_url), as_json=as_json)
+
+
+@app.command()
+def show(
+    name: TenantName,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Show a tenant with all its limits."""
+
+    async def work(context: CommandContext) -> "TenantRecord":
+        from loraplex.tenants import directory
+
+        async with context.database.reader() as session:
+            return await directory.get_by_name(session, name)
+
+    _show(run(work, data_dir, database_url), as_json=as_json)
 
 
 @app.command("list")
@@ -70,7 +157,7 @@ def list_(
 
     tenants = run(work, data_dir, database_url)
     if as_json:
-        print_json(asdict(tenant) for tenant in tenants)
+        print_json(_row(tenant) for tenant in tenants)
         return
     print_table(
         ("NAME", "STATUS", "WEIGHT", "REQUESTS/MIN", "TOKENS/MIN", "CONCURRENCY", "CREATED"),
@@ -115,3 +202,36 @@ def _limits(tenant: "TenantRecord") -> tuple[str, str, str]:
     values = (limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency)
     shown = ["default" if value is None else str(value) for value in values]
     return shown[0], shown[1], shown[2]
+
+
+def _changed(options: dict[str, str | None]) -> dict[str, int | None]:
+    """The limits that were named. Raises BadParameter."""
+    changed: dict[str, int | None] = {}
+    for name, text in options.items():
+        if text is None:
+            continue
+        if text != "default" and not (text.isascii() and text.isdecimal()):
+            option = name.replace("_", "-")
+            raise typer.BadParameter(f"--{option} is a whole number or default, not {text!r}.")
+        changed[name] = None if text == "default" else int(text)
+    return changed
+
+
+def _row(tenant: "TenantRecord") -> dict[str, Any]:
+    """A tenant as one line of JSON, with all limits together."""
+    fields = asdict(tenant)
+    fields["limits"] |= fields.pop("adapters")
+    return fields
+
+
+def _show(tenant: "TenantRecord", *, as_json: bool) -> None:
+    row = _row(tenant)
+    if as_json:
+        print_json([row])
+        return
+    limits = row.pop("limits")
+    print_table(
+        ("WHAT", "VALUE"),
+        [*row.items(), *((name, value or "default") for name, value in limits.items())],
+        empty="",
+    )

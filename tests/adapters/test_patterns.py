@@ -137,6 +137,7 @@ EXPLOSIVE = r"(?!c)(.|.|.)*d" + "(.*)*" * 20
 
 def test_a_pattern_that_does_not_end_is_named_and_its_process_is_gone(monkeypatch):
     monkeypatch.setattr(pattern_process, "CPU_S", 1)
+    monkeypatch.setattr(pattern_process, "TIMEOUT_S", 3600.0)
     queries = [Query(Kind.FULL, "(?=a)a"), Query(Kind.FULL, EXPLOSIVE)]
     with pytest.raises(PatternTimeout) as caught:
         Matcher.of(queries, ["a" * 60 + "!"])

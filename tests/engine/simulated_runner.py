@@ -58,6 +58,7 @@ class SimulatedRunner:
         for _, device_blocks, host_blocks in plan.copies_out:
             for device, host in zip(device_blocks, host_blocks, strict=True):
                 self._host[host] = list(self._pool[device])
+        self.poison(plan.lent_blocks)
         for _, device_blocks, host_blocks in plan.copies_in:
             for device, host in zip(device_blocks, host_blocks, strict=True):
                 self._pool[device] = list(self._host[host])

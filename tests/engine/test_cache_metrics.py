@@ -10,7 +10,7 @@ def test_metrics_tell_what_was_found_and_evicted_and_where_all_blocks_are() -> N
     residency = Residency(0)
     scheduler, runner = build.scheduler(residency=residency), SimulatedRunner(16, 4)
     registry = CollectorRegistry()
-    WorkerMetrics(registry, scheduler, residency, 16)
+    WorkerMetrics(registry, scheduler, residency)
     prompts = [range(13), range(13), range(100, 140), range(200, 213)]
     for number, prompt in enumerate(prompts):
         scheduler.add(build.submit(str(number), prompt=tuple(prompt)), now=0.0)

@@ -274,7 +274,7 @@ def test_one_that_waits_is_refused_once_it_would_be_late_for_certain() -> None:
 
 def test_refusals_are_counted_by_reason() -> None:
     world, registry = World(max_running=1), CollectorRegistry()
-    metrics = WorkerMetrics(registry, world.scheduler, world.residency, 16)
+    metrics = WorkerMetrics(registry, world.scheduler, world.residency)
     world.add("long", max_tokens=4)
     world.add("waits", deadline_ms=10.0)
     world.now = 1.0

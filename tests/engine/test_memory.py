@@ -116,3 +116,26 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded() -> None:
     require_model_fits(10 * MIB, 10 * MIB)
     with pytest.raises(MemoryTooSmall, match="LORAPLEX_DTYPE=bfloat16"):
         require_model_fits(11 * MIB, 10 * MIB)
+
+
+def test_the_border_of_blocks_and_adapters_moves_on_a_host_where_nobody_has_fixed_a_side() -> None:
+    on_host = replace(REQUEST, is_on_host=True, free_host_bytes=1000 * MIB)
+    sizes = size_pools(on_host)
+    assert (sizes.lent_block_bytes, sizes.min_blocks) == (MIB, 125)
+    assert size_pools(replace(on_host, max_model_len=3200)).min_blocks == 200
+    for fixed in (
+        REQUEST,
+        replace(on_host, kv_memory_bytes=200 * MIB),
+        replace(on_host, adapter_memory_bytes=MIB),
+    ):
+        assert size_pools(fixed).lent_block_bytes == 0
+
+
+def test_adapters_on_the_host_take_a_tenth_of_it_or_what_is_asked_or_what_is_left() -> None:
+    roomy = replace(REQUEST, host_adapter_bytes=None, free_host_bytes=10_000 * MIB)
+    assert size_pools(roomy).host_adapter_bytes == 1000 * MIB
+    assert size_pools(replace(roomy, host_adapter_bytes=7)).host_adapter_bytes == 7
+    full = replace(roomy, is_on_host=True, free_host_bytes=460 * MIB)
+    assert size_pools(full).host_adapter_bytes == 10 * MIB
+    with pytest.raises(MemoryTooSmall, match="lower LORAPLEX_HOST_ADAPTER_BYTES, 0 needs"):
+        size_pools(replace(full, host_adapter_bytes=11 * MIB))

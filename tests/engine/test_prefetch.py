@@ -226,7 +226,7 @@ def _run(link: CopyLink, now: list[float], until_s: float, at_s: dict[str, float
 
 def test_metrics_tell_what_became_of_prefetches() -> None:
     w = world(adapter_bytes=2)
-    metrics = WorkerMetrics(CollectorRegistry(), w.scheduler, w.residency, w.config.num_blocks)
+    metrics = WorkerMetrics(CollectorRegistry(), w.scheduler, w.residency)
     w.add("a", num_output_tokens=30)
     w.step()
     w.add("a", adapter="x")

@@ -1,5 +1,8 @@
 """Whatever happens in whatever order, each request gives what it would give alone."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,19 +34,21 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     num_host_blocks = 0
     is_greedy = False
+    adapter_bytes = 5
+    border: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self) -> None:
         super().__init__()
-        self.residency = Residency(5)
+        self.residency = Residency(self.adapter_bytes)
         config = build.config(
-            num_blocks=12,
             max_waiting_requests=1000,
             max_waiting_tokens=100_000,
             num_host_blocks=self.num_host_blocks,
             copy_ms_per_block=0.5,  # a token takes 1 ms
+            **({"num_blocks": 12} | self.border),
         )
         self.scheduler = build.scheduler(config, self.residency)
-        self.runner = (GreedyRunner if self.is_greedy else SimulatedRunner)(12, 4)
+        self.runner = (GreedyRunner if self.is_greedy else SimulatedRunner)(config.num_blocks, 4)
         self.loading: list[AdapterKey] = []
         self.submits: dict[str, object] = {}
         self.outputs: dict[str, dict[int, list[int]]] = {}
@@ -207,10 +212,28 @@ class GreedySwappingMachine(GreedyMachine):
     num_host_blocks = 7
 
 
-MACHINES = (SchedulerMachine, SwappingMachine, GreedyMachine, GreedySwappingMachine)
+class LendingMachine(GreedySwappingMachine):
+    """The same with four blocks that adapters may have: room for two more of them."""
+
+    adapter_bytes = 2
+    border: ClassVar[Mapping[str, int]] = {
+        "num_blocks": 16,
+        "min_blocks": 12,
+        "lent_block_bytes": 1,
+    }
+
+
+MACHINES = (
+    SchedulerMachine,
+    SwappingMachine,
+    GreedyMachine,
+    GreedySwappingMachine,
+    LendingMachine,
+)
 for machine in MACHINES:
     machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSwappingMachine = SwappingMachine.TestCase
 TestGreedyMachine = GreedyMachine.TestCase
 TestGreedySwappingMachine = GreedySwappingMachine.TestCase
+TestLendingMachine = LendingMachine.TestCase

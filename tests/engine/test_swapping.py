@@ -243,7 +243,7 @@ def test_a_request_that_does_not_decode_is_not_copied() -> None:
 def test_metrics_tell_which_way_preempted_requests_went() -> None:
     registry = CollectorRegistry()
     world = World()
-    metrics = WorkerMetrics(registry, world.scheduler, Residency(0), 12)
+    metrics = WorkerMetrics(registry, world.scheduler, Residency(0))
     world.run_until_preempted()
     metrics.observe(StepReport(world.plans[-1], Events()))
     value = registry.get_sample_value

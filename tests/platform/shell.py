@@ -7,12 +7,13 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from loraplex.platform.cli import adapter, key, migrate, tenant, usage
+from loraplex.platform.cli import adapter, audit, key, migrate, tenant, usage
 
 app = typer.Typer()
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(key.app, name="key")
 app.add_typer(adapter.app, name="adapter")
+app.add_typer(audit.app, name="audit")
 app.add_typer(usage.app, name="usage")
 app.command("migrate")(migrate.migrate)
 

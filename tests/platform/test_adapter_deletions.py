@@ -72,6 +72,27 @@ async def sweep(gateway: Gateway) -> None:
     await gateway.services.adapter_deletions.sweep()
 
 
+def watched(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """An event that is set after each sweep from now on."""
+    deletions, swept = gateway.services.adapter_deletions, asyncio.Event()
+    real = deletions.sweep
+
+    async def watched_sweep() -> None:
+        await real()
+        swept.set()
+
+    monkeypatch.setattr(deletions, "sweep", watched_sweep)
+    return swept
+
+
+async def deleted_by_itself(gateway: Gateway, swept: asyncio.Event) -> None:
+    """Return when sweeps that nobody here asks for have deleted the version."""
+    async with asyncio.timeout(15):
+        while (await standing(gateway)).status != "deleted":
+            await swept.wait()
+            swept.clear()
+
+
 async def test_a_deleted_adapter_leaves_the_store_the_worker_and_the_list(
     gateway: Gateway, tmp_path: Path
 ) -> None:
@@ -105,16 +126,15 @@ async def test_a_request_in_flight_ends_by_itself_before_a_drained_version_is_de
 
 
 async def test_the_end_of_the_last_request_ends_a_deletion_without_waiting_for_a_sweep(
-    gateway: Gateway,
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    swept = watched(gateway, monkeypatch)
     await gateway.publish("support", "d1")
     request_id, asked = await begin(gateway)
     await delete(gateway)
     gateway.engine.finish(request_id)
     await asked
-    async with asyncio.timeout(15):  # sweeps by themselves come later
-        while (await standing(gateway)).status != "deleted":
-            await asyncio.sleep(0)
+    await deleted_by_itself(gateway, swept)
 
 
 async def test_a_forced_deletion_ends_its_requests_and_tells_them_so(gateway: Gateway) -> None:
@@ -157,14 +177,15 @@ async def test_a_request_that_is_not_yet_in_the_engine_is_ended_by_force_too(
     encode = gateway.services.prompts.encode
     reached, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow_encode(prompt: object) -> tuple[int, ...]:
+    async def slow_encode(*asked: object) -> object:
         reached.set()
         await go_on.wait()
-        return await encode(prompt)
+        return await encode(*asked)
 
     monkeypatch.setattr(gateway.services.prompts, "encode", slow_encode)
     asked = asyncio.create_task(gateway.chat(model="acme/support"))
-    await reached.wait()
+    async with asyncio.timeout(60):
+        await reached.wait()
     await delete(gateway, "force")
     assert (await standing(gateway)).status == "retired", "the request is known to be on it"
     go_on.set()
@@ -191,11 +212,17 @@ async def test_a_sweep_waits_for_requests_that_were_being_resolved_when_it_began
 
 async def test_a_request_that_fails_while_it_is_resolved_is_not_waited_for() -> None:
     uses = AdapterUses()
-    with pytest.raises(RuntimeError), uses.use():
-        settled = asyncio.create_task(uses.settled())
-        await asyncio.sleep(0)
-        raise RuntimeError
-    await settled
+
+    async def fail() -> None:
+        with uses.use():
+            await asyncio.sleep(0)
+            raise RuntimeError
+
+    failing = asyncio.create_task(fail())
+    await asyncio.sleep(0)
+    await uses.settled()
+    with pytest.raises(RuntimeError):
+        await failing
 
 
 async def test_a_version_drains_on_all_gateways_before_its_bytes_go(
@@ -277,7 +304,9 @@ async def test_bytes_that_the_tenant_has_under_another_name_stay_in_the_worker(
     assert (await gateway.chat(model="acme/copy")).status_code == 200
 
 
-async def test_deletions_go_on_when_the_database_is_there_again(resources: Resources) -> None:
+async def test_deletions_go_on_when_the_database_is_there_again(
+    resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database = FailingDatabase(resources.database)
     tenant, key = await make_tenant(resources, "acme")
     own = replace(resources, database=database)
@@ -289,15 +318,14 @@ async def test_deletions_go_on_when_the_database_is_there_again(resources: Resou
         gateway = Gateway(app, resources.engine, own, tenant, key, client)
         await gateway.publish("support", "d1")
         headers = {"authorization": f"Bearer {key}"}
+        swept = watched(gateway, monkeypatch)
         assert (await client.delete("/v1/adapters/support", headers=headers)).status_code == 202
         database.error = OSError("away")
         gateway.services.adapter_deletions.soon()
         await database.fail_times(1)
         database.error = None
         gateway.services.adapter_deletions.soon()
-        async with asyncio.timeout(15):
-            while (await standing(gateway)).status != "deleted":
-                await asyncio.sleep(0)
+        await deleted_by_itself(gateway, swept)
 
 
 async def test_requests_and_deletions_at_once_end_well_or_with_a_clear_error(

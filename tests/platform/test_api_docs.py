@@ -88,6 +88,15 @@ def test_every_route_of_operators_is_documented() -> None:
         assert last in document
 
 
+async def test_every_route_of_uploads_is_documented(gateway: Gateway) -> None:
+    paths = (await gateway.client.get("/openapi.json")).json()["paths"]
+    ours = ("/v1/adapters/uploads", "/v1/adapters/import")
+    routes = [(m, path) for path in paths if path.startswith(ours) for m in paths[path]]
+    assert len(routes) == 8
+    missing = [r for r in routes if f"`{r[0].upper()} {r[1]}`" not in DOCUMENT]
+    assert missing == []
+
+
 def test_columns_of_exports_are_the_documented_ones() -> None:
     cells = [row[0] for row in rows("Exports", (DOCS / "billing.md").read_text())]
     assert tuple(re.findall(r"`([a-z_]+)`", " ".join(cells))) == COLUMNS

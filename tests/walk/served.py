@@ -16,7 +16,11 @@ from pathlib import Path
 import httpx
 
 LORAPLEX = [sys.executable, "-m", "loraplex.platform.cli.main"]
-QUICK = {"LORAPLEX_LOG_LEVEL": "debug", "LORAPLEX_CALIBRATION_S": "0"}
+QUICK = {
+    "LORAPLEX_LOG_LEVEL": "debug",
+    "LORAPLEX_CALIBRATION_S": "0",
+    "LORAPLEX_SELF_TEST": "reference",
+}
 START_TIMEOUT_S = 240
 STOP_TIMEOUT_S = 60
 

@@ -25,9 +25,12 @@ def test_an_adapter_that_a_tenant_uploads_can_be_called_at_once(served: Served) 
         data={"name": "uploaded"},
         files={name: (name, (folder / name).read_bytes()) for name in names},
         headers={"Authorization": f"Bearer {served.key('globex')}"},
-        timeout=120,
+        timeout=250,
     )
     assert uploaded.status_code == 201, uploaded.text
+    self_test = uploaded.json()["self_test"]
+    assert (self_test["method"], self_test["detail"]) == ("peft", "")
+    assert self_test["changes_output"]
     body = {
         "model": "globex/uploaded",
         "max_tokens": 4,

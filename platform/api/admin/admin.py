@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 from fastapi.security import HTTPBearer
 
 from loraplex.platform.api.admin import adapters, requests, residency, tenants, usage
-from loraplex.platform.api.admin.unread import refuse_unread
+from loraplex.platform.api.unread import refuse_unread
 from loraplex.platform.api.views import ProblemView
 from loraplex.platform.deps import admin_of
 

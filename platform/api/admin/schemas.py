@@ -1,30 +1,13 @@
 """Bodies of the admin API's requests."""
 
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from loraplex.platform.api.bodies import Schema
+from loraplex.platform.api.moments import Moment
 from loraplex.tenants.limits import AdapterLimits, TenantLimits
-
-
-def _moment(value: object) -> object:
-    """The time in UTC, as far as that is a year of four digits there too."""
-    try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
-        if moment is not None and moment.tzinfo is not None:
-            return moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    raise PydanticCustomError(
-        "datetime", "must be a time with its zone, such as 2026-11-30T08:00:00Z"
-    )
-
-
-Moment = Annotated[datetime, BeforeValidator(_moment)]
 
 
 class LimitsBody(Schema):
@@ -80,10 +63,6 @@ class KeyBody(Schema):
 
     label: str = ""
     expires_at: Moment | None = None
-
-
-class NothingBody(Schema):
-    """The body of a route that takes none: empty, or an object without fields."""
 
 
 class PriceBody(Schema):

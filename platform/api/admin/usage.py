@@ -9,9 +9,10 @@ from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.platform.api.admin.repeatable import Post
-from loraplex.platform.api.admin.schemas import Moment, PriceBody
+from loraplex.platform.api.admin.schemas import PriceBody
 from loraplex.platform.api.admin.tenants import tenant_of
 from loraplex.platform.api.bodies import parse_exactly, request_body_of
+from loraplex.platform.api.moments import Moment
 from loraplex.platform.api.paging import Listing, Page, Query, listing, one_page
 from loraplex.platform.api.views import PriceView, UsageSummary, UsageSumView, UsageView
 from loraplex.platform.deps import Admin, ServicesOf, body_of

@@ -1,17 +1,20 @@
-"""Refuses what a route of the admin API would not read."""
+"""Refuses what a route would not read."""
 
 from collections import Counter
 
 from fastapi import Request
 from fastapi.routing import APIRoute
 
-from loraplex.platform.api.admin.schemas import NothingBody
-from loraplex.platform.api.bodies import parse_exactly, shown_name, unknown_parameter
+from loraplex.platform.api.bodies import Schema, parse_exactly, shown_name, unknown_parameter
 from loraplex.platform.deps import body_of
 from loraplex.platform.errors import InvalidRequest
 
 REPEATABLE = "group_by"
 """The one parameter of a query that may be there several times."""
+
+
+class NothingBody(Schema):
+    """The body of a route that takes none: empty, or an object without fields."""
 
 
 async def refuse_unread(request: Request) -> None:

@@ -1,0 +1,60 @@
+"""`loraplex audit`: what was done to adapters and limits, and by whom."""
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loraplex.platform.cli.context import AsJson, CommandContext, DatabaseUrl, DataDir, run
+from loraplex.platform.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from loraplex.tenants.audit import AuditRecord
+
+app = typer.Typer(help="What was done to adapters and limits, and by whom.")
+
+
+@app.command("list")
+def list_(
+    tenant: Annotated[str | None, typer.Option(metavar="TENANT", help="Of this one alone.")] = None,
+    action: Annotated[
+        str | None, typer.Option(help="Such as adapter.alias.point, or a beginning: adapter.alias.")
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Such as acme/support@3, or an adapter with all it has.")
+    ] = None,
+    since: Annotated[datetime | None, typer.Option(help="From this time on, in UTC.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")] = 100,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """List events, newest first."""
+
+    async def work(context: CommandContext) -> "list[AuditRecord]":
+        from datetime import UTC
+
+        from loraplex.tenants import directory
+        from loraplex.tenants.audit import AuditFilter, find_events
+
+        start = None if since is None else since.replace(tzinfo=UTC)
+        async with context.database.reader() as session:
+            owner = None if tenant is None else await directory.get_by_name(session, tenant)
+            owner_id = None if owner is None else owner.id
+            wanted = AuditFilter(owner_id, action, subject, start)
+            return await find_events(session, wanted, limit)
+
+    events = run(work, data_dir, database_url)
+    if as_json:
+        print_json(asdict(event) for event in events)
+        return
+    print_table(
+        ("AT", "ACTOR", "ACTION", "SUBJECT", "DETAIL"),
+        ((e.at, e.actor, e.action, e.subject, _told(e.detail)) for e in events),
+        empty="Nothing was done yet.",
+    )
+
+
+def _told(detail: dict[str, object]) -> str:
+    return " ".join(f"{name}={value}" for name, value in detail.items())

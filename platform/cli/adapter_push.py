@@ -111,7 +111,13 @@ def _checked(directory: Path, base: BaseModel) -> "Checkpoint":
     if not (directory / CONFIG_FILE).is_file():
         what = f"holds no {CONFIG_FILE}" if directory.is_dir() else "is no folder"
         raise CommandFailed(f"{directory} {what}; name one that PEFT's save_pretrained wrote")
-    return inspect(directory, base.shapes)
+    checkpoint = inspect(directory, base.shapes)
+    if checkpoint.vocab_size is not None:
+        raise CommandFailed(
+            f"{directory} has {checkpoint.vocab_size} tokens, more than the base model, which need "
+            "its tokenizer: upload both with POST /v1/adapters"
+        )
+    return checkpoint
 
 
 def _store(settings: "Settings", checkpoint: "Checkpoint") -> None:

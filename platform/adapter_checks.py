@@ -16,6 +16,7 @@ from loraplex.adapters.profile_files import (
     TEMPLATE_FILE,
     BaseWays,
     ReadProfile,
+    own_vocab_size,
     read_profile_files,
 )
 from loraplex.engine.errors import EngineUnavailable
@@ -73,12 +74,16 @@ async def check_folder(checker: Checker, tenant_id: str, folder: Path) -> Checke
     """
     model = checker.model
     shapes = base_shapes(model)
-    ways = BaseWays(
-        model.tokenizer_json, model.chat_template, model.special_tokens, model.vocab_size
-    )
 
     def read() -> tuple[Checkpoint | None, ReadProfile, tuple[Problem, ...]]:
-        found = read_profile_files(folder, ways)
+        vocab_size = own_vocab_size(folder, shapes)
+        ways = BaseWays(
+            model.tokenizer_json,
+            model.chat_template,
+            model.special_tokens,
+            vocab_size or model.vocab_size,
+        )
+        found = read_profile_files(folder, ways, vocab_size)
         try:
             return inspect(folder, shapes), found, ()
         except CheckpointInvalid as error:

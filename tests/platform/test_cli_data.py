@@ -43,16 +43,6 @@ def test_a_tenant_is_listed_with_its_limits(shell: Shell) -> None:
     assert header.index("STATUS") == line.index("active")
 
 
-def test_a_tenant_may_have_a_deadline_for_first_tokens(shell: Shell) -> None:
-    shell.out("tenant", "create", "acme", "--ttft-deadline-ms", "900")
-    tenant = json.loads(shell.out("tenant", "list", "--json"))
-    assert tenant["limits"]["ttft_deadline_ms"] == 900
-
-
-def test_an_empty_list_says_what_to_do(shell: Shell) -> None:
-    assert "loraplex tenant create NAME" in shell.out("tenant", "list")
-
-
 def test_lists_for_programs_are_one_object_a_line(shell: Shell) -> None:
     assert shell.rows("tenant", "list") == []
     for name in ("b", "a"):

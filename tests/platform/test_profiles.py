@@ -38,9 +38,9 @@ async def upload(
 ) -> httpx.Response:
     build.save(folder, content=content)
     parts = {n: (n, (folder / n).read_bytes()) for n in (CONFIG_FILE, TENSORS_FILE)}
-    for key, content in files.items():
+    for key, value in files.items():
         stem, _, suffix = key.rpartition("_")
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
         parts[f"{stem}.{suffix}"] = (key, data)
     return await gateway.client.post("/v1/adapters", data={"name": name}, files=parts)
 

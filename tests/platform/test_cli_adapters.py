@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.platform.shell import Shell
-from tests.platform.test_cli_data import HIDDEN, make_checkpoint
+from tests.platform.test_cli_push import HIDDEN, make_checkpoint
 
 from loraplex.adapters.registry import gateways
 from loraplex.engine.protocol import LinearShapes

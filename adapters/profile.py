@@ -23,7 +23,7 @@ class Profile(
     invocation_tokens: tuple[int, ...] = ()
     """Of an activated LoRA: from where on in a prompt it is in force. Its config says so."""
     vocab_size: int | None = None
-    """Tokens that it has, where they are more than the base's. Its weights say so."""
+    """Tokens that its weights have rows for, where these are more than the base's."""
     chat_template: str | None = None
     """Source of a Jinja template."""
     special_tokens: dict[str, str] = {}

@@ -1,20 +1,16 @@
 """Reads an adapter's profile from the files that people's folders hold beside the weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from loraplex.adapters import fit, strict_json, tokenizer_check
-from loraplex.adapters.base_shapes import BaseShapes
-from loraplex.adapters.checkpoint import TENSORS_FILE, read_config
-from loraplex.adapters.claims import claim
-from loraplex.adapters.errors import Problem, TensorFileInvalid
+from loraplex.adapters import strict_json, tokenizer_check
+from loraplex.adapters.errors import Problem
 from loraplex.adapters.profile import TOKENIZER_FILE, Profile
-from loraplex.adapters.tensor_file import read_entries
 from loraplex.adapters.tokenizer_check import CheckedTokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -88,27 +84,12 @@ class ReadProfile:
     problems: tuple[Problem, ...]
 
 
-def own_vocab_size(folder: Path, base: BaseShapes) -> int | None:
-    """Tokens of the adapter in a folder, where its weights make them more than the base's; None
-    also where they cannot be read."""
-    config, _ = read_config(folder)
-    try:
-        claims, _ = claim(read_entries(folder / TENSORS_FILE), config, base)
-    except (OSError, TensorFileInvalid):
-        return None
-    return fit.vocabulary(claims, base)
-
-
-def read_profile_files(folder: Path, base: BaseWays, vocab_size: int | None = None) -> ReadProfile:
+def read_profile_files(folder: Path, base: BaseWays) -> ReadProfile:
     """Read whichever of PROFILE_FILES a folder has; what equals the base's ways is left out.
-    `vocab_size` is `own_vocab_size`.
 
     Never raises for what the files say. A template is read, not tried: that is done elsewhere.
     """
-    read = _Reader(folder, base).read()
-    if vocab_size is None:
-        return read
-    return replace(read, profile=msgspec.structs.replace(read.profile, vocab_size=vocab_size))
+    return _Reader(folder, base).read()
 
 
 @dataclass(slots=True)

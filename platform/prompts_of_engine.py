@@ -40,6 +40,11 @@ class AdapterInUse:
     digest: str
     profile: Profile
 
+    def own_vocabulary(self, model: ModelInfo) -> ModelInfo:
+        """The model with as many tokens as the adapter makes of it."""
+        vocab_size = self.profile.vocab_size or model.vocab_size
+        return msgspec.structs.replace(model, vocab_size=vocab_size)
+
 
 class PromptsOfEngine:
     """Encodes prompts as the model and the adapter of each request want it; loads what is needed
@@ -72,7 +77,7 @@ class PromptsOfEngine:
         """
         prompts = await self.load()
         if adapter is not None and adapter.profile.tokenizer_sha256 is not None:
-            prompts = await self._own_tokenizer(prompts.model, adapter)
+            prompts = await self._own_tokenizer(adapter.own_vocabulary(prompts.model), adapter)
         if adapter is not None and adapter.profile.chat_template and isinstance(prompt, Chat):
             return await self._encode_chat(prompts, prompt, adapter, adapter.profile.chat_template)
         if isinstance(prompt, TokenIds) and prompt.ids and adapter is not None:

@@ -40,7 +40,8 @@ class SamplingOptions:
     """Options that the request itself names; the others have the platform's defaults."""
 
     def refuse_unknown(self, model: str, vocab_size: int, max_choices: int) -> None:
-        """Raise InvalidRequest for what this model or this platform does not have."""
+        """Raise InvalidRequest for what this model or this platform does not have; an adapter may
+        make its vocabulary larger."""
         if self.n > max_choices:
             raise InvalidRequest(f"n is {self.n}; 1 to {max_choices} are possible.", "n")
         for field, token_ids in (

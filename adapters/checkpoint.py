@@ -51,6 +51,8 @@ class Checkpoint:
     """Paths of modules and parameters that it adapts, sorted."""
     warnings: tuple[str, ...] = ()
     """What is legal and yet hardly meant."""
+    vocab_size: int | None = None
+    """Tokens that it has; None if they are those of the base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Report:
     modules: tuple[str, ...]
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
+    vocab_size: int | None
 
 
 def inspect(directory: Path, base: BaseShapes, limits: Limits = _NO_LIMITS) -> Checkpoint:
@@ -85,6 +88,7 @@ def inspect(directory: Path, base: BaseShapes, limits: Limits = _NO_LIMITS) -> C
         num_bytes=report.num_bytes,
         modules=report.modules,
         warnings=report.warnings,
+        vocab_size=report.vocab_size,
     )
 
 
@@ -113,6 +117,7 @@ def examine(directory: Path, base: BaseShapes | None, limits: Limits = _NO_LIMIT
         modules=tuple(adapted),
         problems=_bounded(problems),
         warnings=tuple(_warnings(claims, values)) if is_read else (),
+        vocab_size=None if base is None else fit.vocabulary(claims, base),
     )
 
 

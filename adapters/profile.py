@@ -22,6 +22,8 @@ class Profile(
 
     invocation_tokens: tuple[int, ...] = ()
     """Of an activated LoRA: from where on in a prompt it is in force. Its config says so."""
+    vocab_size: int | None = None
+    """Tokens that its weights have rows for, where these are more than the base's."""
     chat_template: str | None = None
     """Source of a Jinja template."""
     special_tokens: dict[str, str] = {}
@@ -44,9 +46,9 @@ class Profile(
         return None if self == Profile() else msgspec.json.encode(self, order="sorted").decode()
 
     def kept(self) -> bytes | None:
-        """What the store keeps of it and the digest covers: not the invocation, which is in the
-        adapter's config already. None where nothing is left."""
-        text = msgspec.structs.replace(self, invocation_tokens=()).encoded()
+        """What the store keeps of it and the digest covers: not what the adapter's config and
+        weights say already. None where nothing is left."""
+        text = msgspec.structs.replace(self, invocation_tokens=(), vocab_size=None).encoded()
         return None if text is None else text.encode()
 
 

@@ -64,14 +64,17 @@ def change_norm(y: Tensor, effects: Iterable[EffectRows]) -> None:
 
 def _scale_and_shift(y: Tensor, effect: ModuleEffect) -> None:
     gain, offset = effect.gain, effect.offset
-    if gain is not None:
-        y = y[:, : len(gain)]  # of a head that others made wider
-        if offset is None:
-            y.mul_(gain)
-        else:
-            torch.addcmul(offset, y, gain, out=y)
-    elif offset is not None:
-        y[:, : len(offset)].add_(offset)
+    vector = gain if gain is not None else offset
+    if vector is None:
+        return
+    if y.shape[1] > len(vector):
+        y = y[:, : len(vector)]  # of a head that others made wider
+    if gain is None:
+        y.add_(vector)
+    elif offset is None:
+        y.mul_(gain)
+    else:
+        torch.addcmul(offset, y, gain, out=y)
 
 
 def _look_up(y: Tensor, ids: Tensor, lookup: Lookup, scale: float) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 import torch
@@ -39,6 +39,8 @@ class LoraRows:
     """Tokens of the widest adapter; 0 if all have those of the base model."""
     is_plain: bool = False
     """True has torch compute the low-rank updates on a GPU too."""
+    found: dict[str, Sequence[EffectRows]] = field(default_factory=dict, compare=False)
+    """What `effects` found; steps whose rows are the same share it."""
 
     @classmethod
     def of(
@@ -75,13 +77,17 @@ class LoraRows:
         ]
         return PlainSegments(found) if self.is_plain else found
 
-    def effects(self, path: str) -> list[EffectRows]:
+    def effects(self, path: str) -> Sequence[EffectRows]:
         """What adapters do at ``path`` beside that."""
-        return [
-            EffectRows(start, end, effect)
-            for start, end, weights in self.changing
-            if (effect := weights.effects.get(path)) is not None
-        ]
+        if not self.changing:
+            return ()
+        if path not in self.found:
+            self.found[path] = [
+                EffectRows(start, end, effect)
+                for start, end, weights in self.changing
+                if (effect := weights.effects.get(path)) is not None
+            ]
+        return self.found[path]
 
 
 _NO_ROWS = LoraRows(0, ())

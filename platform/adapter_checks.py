@@ -1,6 +1,6 @@
 """Whether a folder is an adapter of the served model, with all that it brings."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -78,11 +78,13 @@ async def check_folder(checker: Checker, tenant_id: str, folder: Path) -> Checke
     )
 
     def read() -> tuple[Checkpoint | None, ReadProfile, tuple[Problem, ...]]:
-        found = read_profile_files(folder, ways)
         try:
-            return inspect(folder, shapes), found, ()
+            checkpoint = inspect(folder, shapes)
         except CheckpointInvalid as error:
-            return None, found, error.problems
+            return None, read_profile_files(folder, ways), error.problems
+        own = replace(ways, vocab_size=checkpoint.vocab_size or model.vocab_size)
+        found = read_profile_files(folder, own)
+        return checkpoint, found, tuple(_unnamed_tokens(checkpoint, found.profile))
 
     checkpoint, found, problems = await nicely(read)
     problems += found.problems
@@ -90,10 +92,23 @@ async def check_folder(checker: Checker, tenant_id: str, folder: Path) -> Checke
     problems += await _template_problems(checker, tenant_id, found.profile)
     if checkpoint is None or problems:
         raise CheckpointInvalid(problems)
-    invocation = checkpoint.config.invocation_tokens
-    profile = msgspec.structs.replace(found.profile, invocation_tokens=invocation)
+    profile = msgspec.structs.replace(
+        found.profile,
+        invocation_tokens=checkpoint.config.invocation_tokens,
+        vocab_size=checkpoint.vocab_size,
+    )
     digest = with_profile(checkpoint.digest, profile.kept())
     return CheckedAdapter(replace(checkpoint, digest=digest), profile)
+
+
+def _unnamed_tokens(checkpoint: Checkpoint, profile: Profile) -> Iterator[Problem]:
+    """Refuse tokens that are in the weights alone: nobody could write or read them."""
+    if checkpoint.vocab_size is not None and profile.tokenizer_sha256 is None:
+        reason = (
+            f"is missing, and the adapter has {checkpoint.vocab_size} tokens, more than the base "
+            "model: upload the tokenizer that it was trained with"
+        )
+        yield Problem(TOKENIZER_FILE, "", reason)
 
 
 def base_shapes(model: ModelInfo) -> BaseShapes:

@@ -223,7 +223,8 @@ def _sampling(
     Raises InvalidRequest, ContextLengthExceeded.
     """
     model, settings = services.resources.engine.model, services.resources.settings
-    asked.sampling.refuse_unknown(model, settings.max_choices)
+    vocab_size = profile.vocab_size or model.vocab_size
+    asked.sampling.refuse_unknown(model.name, vocab_size, settings.max_choices)
     context = model.max_model_len
     left = context - num_prompt_tokens
     if left < 1:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from loraplex.adapters.profile import Profile
-from loraplex.engine.protocol import ModelInfo, Sampling
+from loraplex.engine.protocol import Sampling
 from loraplex.platform.errors import InvalidRequest
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -39,8 +39,9 @@ class SamplingOptions:
     given: frozenset[str] = frozenset()
     """Options that the request itself names; the others have the platform's defaults."""
 
-    def refuse_unknown(self, model: ModelInfo, max_choices: int) -> None:
-        """Raise InvalidRequest for what this model or this platform does not have."""
+    def refuse_unknown(self, model: str, vocab_size: int, max_choices: int) -> None:
+        """Raise InvalidRequest for what this model or this platform does not have; an adapter may
+        make its vocabulary larger."""
         if self.n > max_choices:
             raise InvalidRequest(f"n is {self.n}; 1 to {max_choices} are possible.", "n")
         for field, token_ids in (
@@ -48,10 +49,10 @@ class SamplingOptions:
             ("stop_token_ids", iter(self.stop_token_ids)),
         ):
             for token_id in token_ids:
-                if token_id >= model.vocab_size:
+                if token_id >= vocab_size:
                     raise InvalidRequest(
                         f"{field} has token id {token_id}, which is not in the vocabulary of "
-                        f"{model.name}; ids are 0 to {model.vocab_size - 1}.",
+                        f"{model}; ids are 0 to {vocab_size - 1}.",
                         field,
                     )
 

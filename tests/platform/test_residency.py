@@ -206,7 +206,8 @@ def test_top_says_that_no_worker_answers(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_top_asks_the_worker_beside_it_and_needs_no_key(tmp_path: Path) -> None:
-    assert CliRunner().invoke(app, ["migrate", "--data-dir", str(tmp_path)]).exit_code == 0
+    migrate = ["migrate", "--data-dir", str(tmp_path)]
+    assert (await asyncio.to_thread(CliRunner().invoke, app, migrate)).exit_code == 0
     async with running(UnixAddress(tmp_path / "worker.sock")) as worker:
         worker.residency.start_load(AdapterKey("t", "xxx"), 3)
         worker.residency.finish_load(AdapterKey("t", "xxx"))

@@ -21,6 +21,8 @@ MAX_REGEXES = 256
 """Of these, those that are more than a name; compiling them takes up to 40 µs a character."""
 MAX_REGEX_CHARS = 8192
 MAX_LAYERS_PATTERNS = 64
+MAX_NAMES = 1024
+"""Of one of the lists that are compared with every module's end."""
 MAX_TOKENS = 65_536
 """Token ids of one field."""
 
@@ -245,7 +247,10 @@ def _check_alpha(alpha: float) -> str | None:
 
 
 def _check_names(names: list[str] | None) -> str | None:
-    odd = [name for name in names or () if not name or not patterns.is_plain(name)]
+    found = names or ()
+    if len(found) > MAX_NAMES:
+        return f"holds {len(found)} names; at most {MAX_NAMES} are possible"
+    odd = [name for name in found if not name or not patterns.is_plain(name)]
     return f"{show(odd[0])} is not a plain name" if odd else None
 
 

@@ -21,7 +21,7 @@ _FIXED_BYTES = 10_000_000
 """What any load costs, in bytes."""
 _STORE_COST = 4.0
 """How much more it costs to read an adapter from the store and verify it than to copy it from the
-host: 3 to 6 times as measured by `loraplex bench residency`, see `docs/benchmarks/residency.md`."""
+host: 3 to 5 times, as measured by `loraplex bench residency` (`docs/residency.md`)."""
 _WAITING_USES = 64.0
 """A request that waits is a use that is certain and near, and worth so many that may come."""
 

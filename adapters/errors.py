@@ -11,6 +11,7 @@ AdapterError
 └── ResidencyViolation  residency was driven against its rules: a bug of the caller
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -30,6 +31,16 @@ class Problem(NamedTuple):
             if self.value
             else (f"{self.field}: {self.reason}")
         )
+
+
+def told(problems: Sequence[Problem]) -> dict[str, object]:
+    """What clients read of a refusal: texts for people and, as `details`, fields for programs."""
+    if not problems:
+        return {}
+    return {
+        "problems": [str(problem) for problem in problems],
+        "details": [problem._asdict() for problem in problems],
+    }
 
 
 class AdapterError(Exception):

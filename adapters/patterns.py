@@ -28,6 +28,8 @@ _TOKEN = (
 )
 # Possessive, so that this check is itself linear.
 _SUBSET = re.compile(rf"(?:{_TOKEN})*+")
+# Ranges of them cost `re` seconds to compile, and no module's name has any.
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]|\\[uUN]")
 # Python warns that later versions will read such sets otherwise.
 _AMBIGUOUS_SET = re.compile(r"\[[^\]]*(?:\[|--|&&|~~|\|\|)")
 _PLAIN = re.compile(r"[0-9A-Za-z_.-]*")
@@ -45,16 +47,27 @@ def refusal(pattern: str, kind: Kind = Kind.FULL) -> str | None:
         return f"is longer than {MAX_PATTERN_CHARS} characters"
     if is_plain(pattern):
         return None
-    if not _is_linear(pattern) and _AMBIGUOUS_SET.search(pattern):
-        return "has a set that a later Python would read otherwise"
+    if not _is_linear(pattern):
+        return _refusal_of_hard(pattern, kind)
     try:
         re.compile(kind.expression(pattern))
-        if _is_linear(pattern):
-            _automaton(pattern)
+        _automaton(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         return f"is not a regular expression where PEFT puts it: {error}"
     except SchemaError as error:
         return f"is not a regular expression: {str(error).splitlines()[-1]}"
+    return None
+
+
+def _refusal_of_hard(pattern: str, kind: Kind) -> str | None:
+    if _BEYOND_ASCII.search(pattern):
+        return "has a character beyond ASCII, which no module's name has"
+    if _AMBIGUOUS_SET.search(pattern):
+        return "has a set that a later Python would read otherwise"
+    try:
+        re.compile(kind.expression(pattern))
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"is not a regular expression where PEFT puts it: {error}"
     return None
 
 

@@ -73,6 +73,7 @@ class BaseWays:
     chat_template: str | None
     special_tokens: Mapping[str, str]
     vocab_size: int
+    """Of the adapter, if it has more tokens."""
 
 
 @dataclass(frozen=True, slots=True)

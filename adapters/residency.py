@@ -215,7 +215,7 @@ class Residency:
         self._expect(key, State.LOADING)
         self._device.arrive(key)
         self._version += 1
-        self._touch(key)
+        self._device.touch(key)
         self.host.end(key, has_come=True)
         self._settle(key)
 

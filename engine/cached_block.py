@@ -21,14 +21,18 @@ class Namespace(NamedTuple):
         return Namespace(self.tenant, None) if self.start else self
 
 
-class BlockKey(NamedTuple):
-    """What tells a block from others behind the same block."""
+class Activating(NamedTuple):
+    """A block in which an adapter begins to act."""
 
     token_ids: bytes
-    digest: str | None = None
-    """Of the adapter that begins to act in it; None where that has happened before, or not yet."""
-    start: int = 0
-    """Tokens of it that lie before that."""
+    digest: str
+    """Of the adapter."""
+    start: int
+    """Tokens of the block that lie before that."""
+
+
+BlockKey = bytes | Activating
+"""What tells a block from others behind the same block: its tokens, and what begins in it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -288,7 +288,7 @@ def _probe(
     attention = gate.AttentionProbe()
     adaptable = Adaptable.of(network)
     probe = gate.RowProbe(network, adaptable.paths, len(tokens), (head_path, len(rows)))
-    parameters = ParameterProbe(network, len(tokens))
+    parameters = ParameterProbe(network, adaptable.paths, len(tokens))
     try:
         logits = _forward(network, tokens, positions, rows, attention)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:

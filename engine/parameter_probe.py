@@ -1,12 +1,11 @@
 """Which modules with parameters of their own can compute each row of a batch with its adapter."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 _FIRST = 3
 """Rows of the first of two parts."""
@@ -20,15 +19,16 @@ class ParameterProbe:
     output for some rows does not depend on others: what was seen is computed again in two parts.
     """
 
-    def __init__(self, network: nn.Module, num_rows: int) -> None:
-        """``num_rows`` is what the forward pass has, 7 or so."""
+    def __init__(self, network: nn.Module, known: Collection[str], num_rows: int) -> None:
+        """``known`` are paths of modules that take adapters in other ways; ``num_rows`` is what the
+        forward pass has, 7 or so."""
         self._num_rows = num_rows
         self._network = network
         self._calls: dict[str, list[tuple[Any, ...]]] = {}
         self._owners = {
             path: names
             for path, module in network.named_modules()
-            if path and (names := _parameters(module))
+            if path and path not in known and (names := _parameters(module))
         }
         self._handles = [
             network.get_submodule(path).register_forward_hook(
@@ -79,7 +79,7 @@ class ParameterProbe:
 
 def _parameters(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """Shapes as adapters see them, (experts, out, in) or (out, in), in the module's order."""
-    if isinstance(module, nn.Linear | nn.Embedding | Conv1D):
+    if isinstance(module, nn.Linear | nn.Embedding):
         return {}
     is_transposed = getattr(module, "is_transposed", False)
     found: dict[str, tuple[int, ...]] = {}

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from itertools import count
 
 from loraplex.engine.cache_eviction import EvictionOrder
-from loraplex.engine.cached_block import BlockKey, CachedBlock, Namespace, Tree
+from loraplex.engine.cached_block import Activating, BlockKey, CachedBlock, Namespace, Tree
 
 
 class PrefixCache:
@@ -172,5 +172,6 @@ class PrefixCache:
         first = index * size
         tokens = array("i", token_ids[first : first + size]).tobytes()
         if namespace.start and first <= namespace.start < first + size:
-            return BlockKey(tokens, namespace.digest, namespace.start - first)
-        return BlockKey(tokens)
+            assert namespace.digest is not None, "the base model begins to act"
+            return Activating(tokens, namespace.digest, namespace.start - first)
+        return tokens

@@ -133,7 +133,6 @@ class Scheduler:
             for choice in range(sampling.n)
         ]
         submission.clock = submission.open[0].clock
-        submission.clock = submission.open[0].clock
         self.first_tokens.refuse_late(submission, now)
         self._loads.arrive(submission)  # the last that may raise: it is here whole or not at all
         self._submissions[submit.request_id] = submission

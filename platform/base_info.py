@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-from loraplex.engine.protocol import LinearShapes, ModelInfo
+from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.engine.protocol import ModelInfo
 from loraplex.engine.tokenizer_files import TokenizerFiles, read_tokenizer
+from loraplex.platform.base_record import told
 
 
-def info_of(name: str, path: Path, shapes: LinearShapes) -> ModelInfo:
+def info_of(name: str, path: Path, shapes: BaseShapes) -> ModelInfo:
     """What adapters are checked against. Raises ValueError if the folder has no tokenizer.json, or
     a file that is not what its name says."""
     files: TokenizerFiles | None = read_tokenizer(path)
@@ -22,5 +24,5 @@ def info_of(name: str, path: Path, shapes: LinearShapes) -> ModelInfo:
         special_tokens=files.special_tokens,
         dtype="",
         device="",
-        shapes=shapes,
+        shapes=told(shapes),
     )

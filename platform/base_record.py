@@ -47,6 +47,19 @@ def read_record(path: Path) -> BaseRecord | None:
     return BaseRecord(content.name, Path(content.path), content.shapes)
 
 
+def told(base: BaseShapes) -> LinearShapes:
+    """Shapes as a worker tells them."""
+    return LinearShapes(
+        linears=dict(base.linears),
+        embeddings=dict(base.embeddings),
+        heads=tuple(sorted(base.heads)),
+        token_embedding=base.token_embedding,
+        is_tied=base.is_tied,
+        biases=dict(base.biases),
+        parameters=dict(base.parameters),
+    )
+
+
 def shapes_told(shapes: LinearShapes) -> BaseShapes:
     """The same as a worker tells it."""
     return BaseShapes(

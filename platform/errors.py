@@ -194,15 +194,6 @@ class Told:
     problems: tuple[adapters.Problem, ...] = ()
     """Each reason, where there may be several."""
 
-    def problem_fields(self) -> dict[str, object]:
-        """The reasons as texts for people and, as `details`, by field for programs."""
-        if not self.problems:
-            return {}
-        return {
-            "problems": [str(problem) for problem in self.problems],
-            "details": [problem._asdict() for problem in self.problems],
-        }
-
 
 _REQUEST, _OUTAGE, _SERVER = "invalid_request_error", "service_unavailable_error", "server_error"
 _NO_RETRY = ("x-should-retry", "false")
@@ -318,7 +309,7 @@ def describe(error: BaseException) -> ErrorReply:
         "param": told.param,
         "code": told.code,
     }
-    fields |= told.problem_fields()
+    fields |= adapters.told(told.problems)
     body = msgspec.json.encode({"error": fields})
     return ErrorReply(told.status, body, encoded(told.headers, "application/json"))
 

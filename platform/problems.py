@@ -5,6 +5,7 @@ from http import HTTPStatus
 import msgspec
 from starlette.types import Scope
 
+from loraplex.adapters import errors as refusals
 from loraplex.platform.errors import ErrorReply, describe, encoded, tell
 from loraplex.platform.log import AccessLine
 
@@ -30,7 +31,7 @@ def problem(error: BaseException, request_id: str) -> ErrorReply:
         "code": told.code,
         "param": told.param,
     }
-    fields |= told.problem_fields()
+    fields |= refusals.told(told.problems)
     body = msgspec.json.encode(fields)
     return ErrorReply(told.status, body, encoded(told.headers, "application/problem+json"))
 

@@ -102,7 +102,7 @@ class Prompts:
                 self._check_size(text, "prompt")
                 ids = self._aliased.encode(text).ids
             case TokenIds(token_ids):
-                ids = self._checked(token_ids)
+                ids = list(self.checked(token_ids, self.model.vocab_size))
         if not ids:
             field = "messages" if isinstance(prompt, Chat) else "prompt"
             raise InvalidRequest(f"{field} gives no token at all; send at least one.", field)
@@ -145,15 +145,16 @@ class Prompts:
         self._check_size(text, "messages")
         return self._aliased.encode(text, add_special_tokens=False).ids
 
-    def _checked(self, ids: tuple[int, ...]) -> list[int]:
+    def checked(self, ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+        """The ids, if all are below `vocab_size`. Raises InvalidRequest."""
         for index, token_id in enumerate(ids):
-            if not 0 <= token_id < self.model.vocab_size:
+            if not 0 <= token_id < vocab_size:
                 raise InvalidRequest(
                     f"Token id {token_id} at index {index} is not in the model's vocabulary; "
-                    f"ids are 0 to {self.model.vocab_size - 1}.",
+                    f"ids are 0 to {vocab_size - 1}.",
                     "prompt",
                 )
-        return list(ids)
+        return ids
 
     def _check_size(self, text: str, param: str) -> None:
         """Refuse what surely does not fit: to encode megabytes would take seconds."""

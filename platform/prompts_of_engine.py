@@ -17,7 +17,7 @@ from loraplex.adapters.storage import Store, read_tokenizer
 from loraplex.engine.client import EngineClient
 from loraplex.engine.protocol import ModelInfo
 from loraplex.platform.errors import InvalidRequest, StorageUnavailable
-from loraplex.platform.prompts import Chat, Prompt, Prompts, num_chars
+from loraplex.platform.prompts import Chat, Prompt, Prompts, TokenIds, num_chars
 from loraplex.platform.template_process import Template, TemplateFailed, TemplateProcesses
 from loraplex.tenants.ids import Entropy
 
@@ -80,6 +80,9 @@ class PromptsOfEngine:
             prompts = await self._own_tokenizer(adapter.own_vocabulary(prompts.model), adapter)
         if adapter is not None and adapter.profile.chat_template and isinstance(prompt, Chat):
             return await self._encode_chat(prompts, prompt, adapter, adapter.profile.chat_template)
+        if isinstance(prompt, TokenIds) and prompt.ids and adapter is not None:
+            size = adapter.profile.vocab_size or prompts.model.vocab_size
+            return await self._in_thread(prompts.checked, prompt.ids, size)
         if num_chars(prompt) <= MAX_INLINE_CHARS:
             return prompts.encode(prompt)
         return await self._in_thread(prompts.encode, prompt)

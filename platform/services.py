@@ -60,15 +60,10 @@ class Resources:
         """Make what follows from the settings; nothing is started."""
         settings = self.settings
         store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
-        limits = TemplateLimits(
-            settings.template_timeout_s,
-            settings.template_memory_bytes,
-            settings.template_processes,
-        )
         object.__setattr__(self, "store", store)
         slots = UploadSlots(settings.max_uploads, settings.max_tenant_uploads)
         object.__setattr__(self, "upload_slots", slots)
-        object.__setattr__(self, "templates", TemplateProcesses(limits))
+        object.__setattr__(self, "templates", template_processes(settings))
 
     def now(self) -> datetime:
         """The time, in UTC."""
@@ -93,6 +88,14 @@ class Services:
     def now(self) -> datetime:
         """The time, in UTC."""
         return self.resources.now()
+
+
+def template_processes(settings: Settings) -> TemplateProcesses:
+    """Those in which adapters' chat templates run; none is started."""
+    limits = TemplateLimits(
+        settings.template_timeout_s, settings.template_memory_bytes, settings.template_processes
+    )
+    return TemplateProcesses(limits)
 
 
 def build_services(resources: Resources) -> Services:

@@ -147,9 +147,11 @@ async def _store_and_publish(
             return version
     except (RegistryError, CheckpointInvalid, EngineUnavailable):
         async with resources.database.session() as session:
-            await storage_use.remove_unnamed(
+            removed = await storage_use.remove_unnamed(
                 session, checkpoint.digest, removal(resources.settings)
             )
+        if removed:
+            resources.engine.drop(tenant_id, checkpoint.digest)  # which may have tested it
         raise
 
 

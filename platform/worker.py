@@ -39,14 +39,14 @@ from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
-from loraplex.engine.protocol import PROTOCOL_VERSION, LinearShapes, ModelInfo, Welcome
+from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Welcome
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
 from loraplex.engine.transfers import Transfers
 from loraplex.kernels.lora_cpu import compile_lora
-from loraplex.platform.base_record import BaseRecord, write_record
+from loraplex.platform.base_record import BaseRecord, told, write_record
 from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
 from loraplex.platform.fair import fair_settings
 from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
@@ -136,7 +136,7 @@ def _load(settings: Settings) -> LoadedModel:
     config = model_config(settings)
     _log.info("loading %s as %s on %s", config.name, config.dtype, config.device)
     model = load_model(config)
-    record = BaseRecord(config.name, model.path.resolve(), _shapes(model))
+    record = BaseRecord(config.name, model.path.resolve(), told(model.shapes))
     write_record(settings.base_record_path, record)
     return model
 
@@ -203,7 +203,7 @@ async def _compose(
         special_tokens=special_tokens,
         dtype=model.config.dtype,
         device=model.config.device,
-        shapes=_shapes(model),
+        shapes=told(model.shapes),
     )
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
     self_tests = compose_self_tests(model, parts.adapters, mailbox, registry)
@@ -266,19 +266,6 @@ def compose_engine(
     transfers = Transfers(stored, mailbox.wake)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, sizes_of, clock)
     return EngineParts(engine, mailbox, scheduler, residency, transfers, stored)
-
-
-def _shapes(model: LoadedModel) -> LinearShapes:
-    base = model.shapes
-    return LinearShapes(
-        linears=dict(base.linears),
-        embeddings=dict(base.embeddings),
-        heads=tuple(sorted(base.heads)),
-        token_embedding=base.token_embedding,
-        is_tied=base.is_tied,
-        biases=dict(base.biases),
-        parameters=dict(base.parameters),
-    )
 
 
 def scheduler_config(

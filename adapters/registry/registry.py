@@ -155,6 +155,17 @@ async def list_all_versions(session: AsyncSession, name: AdapterName) -> list[Pu
     return found
 
 
+async def find_version(
+    session: AsyncSession, name: AdapterName, digest: str
+) -> PublishedVersion | None:
+    """Return the version of these bytes, whatever its status; None if the adapter has none."""
+    query = versions_of(name.tenant_id).where(
+        Adapter.name == name.adapter, AdapterVersion.digest == digest
+    )
+    row = (await session.execute(query)).one_or_none()
+    return None if row is None else published(*row)
+
+
 async def get_version(session: AsyncSession, name: AdapterName, number: int) -> PublishedVersion:
     """Return one version, whatever its status.
 

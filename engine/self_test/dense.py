@@ -17,7 +17,7 @@ from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.lora_linear import AdapterRows, LoraRows
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.self_test.comparison import Position, ServedTokens
-from loraplex.engine.self_test.positions import positions_of
+from loraplex.engine.self_test.positions import known_to_base, positions_of
 from loraplex.engine.self_test.prompts import ProbePrompt
 from loraplex.kernels.attention import Scoring
 from loraplex.kernels.attention_reference import dense_attention_reference
@@ -84,6 +84,8 @@ class DenseReference:
     ) -> Tensor:
         """Logits ``[1 + output, vocab]``, float32, after the prompt and each further token."""
         ids = torch.tensor((*prompt.ids, *output), device=self._model.device)
+        if weights is None:
+            ids = known_to_base(ids, self._model.vocab_size)
         places = torch.arange(len(ids), device=ids.device)
         sampled = places[len(prompt.ids) - 1 :]
         body = _rows(len(ids), prompt.adapter_start, weights)

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import BinaryIO
 
 import msgspec
@@ -31,38 +32,52 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from loraplex.engine.self_test.peft_messages import Check, CheckAnswer, Checked, CheckFailed
-from loraplex.engine.self_test.positions import positions_of
+from loraplex.engine.self_test.positions import known_to_base, positions_of
 
-VERSIONS = {
-    "peft": peft.__version__,
-    "torch": str(torch.__version__),
-    "transformers": transformers.__version__,
-}
+VERSIONS = MappingProxyType(
+    {
+        "peft": peft.__version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+)
 
 
 @torch.inference_mode()
 def check(model_folder: str, dtype: str, asked: Check) -> Checked:
     """Compute the drawn tokens' logits without the adapter and with it."""
     base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model_folder, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+        model_folder,
+        dtype=getattr(torch, dtype),
+        attn_implementation="eager",  # others leave out soft caps without a word
+        use_safetensors=True,
+        trust_remote_code=False,
     )
-    base_logits = [_logits(base, *drawn) for drawn in asked.drawn]
+    vocab_size = base.get_input_embeddings().get_parameter("weight").shape[0]
+    base_logits = [
+        _logits(base, known_to_base(_ids(prompt, tokens), vocab_size), len(tokens))
+        for prompt, tokens in asked.drawn
+    ]
     if asked.vocab_size is not None:
         base.resize_token_embeddings(asked.vocab_size, mean_resizing=False)
     adapted: nn.Module = PeftModel.from_pretrained(base, asked.folder)
     adapted.eval()
     positions = tuple(
-        positions_of(_logits(adapted, prompt, tokens), of_base, tokens)
+        positions_of(_logits(adapted, _ids(prompt, tokens), len(tokens)), of_base, tokens)
         for (prompt, tokens), of_base in zip(asked.drawn, base_logits, strict=True)
     )
-    return Checked(positions, VERSIONS)
+    return Checked(positions, dict(VERSIONS))
 
 
-def _logits(model: nn.Module, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """Logits ``[tokens, vocab]`` from which each token was drawn, float32."""
-    ids = torch.tensor([[*prompt, *tokens[:-1]]])
+def _ids(prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    """``[1, length]``: all that was known when the last token was drawn."""
+    return torch.tensor([[*prompt, *tokens[:-1]]])
+
+
+def _logits(model: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
+    """Logits ``[num_tokens, vocab]`` of the last positions, float32."""
     output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-    logits: Tensor = output.logits[0, -len(tokens) :].float()
+    logits: Tensor = output.logits[0, -num_tokens:].float()
     return logits
 
 

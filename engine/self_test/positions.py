@@ -39,3 +39,9 @@ def positions_of(
         else Position(is_finite=False)
         for row in range(len(tokens))
     )
+
+
+def known_to_base(ids: Tensor, vocab_size: int) -> Tensor:
+    """The same ids with the base model's first token in the place of those that it does not have,
+    so that it can tell what it makes of the others."""
+    return ids.where(ids < vocab_size, 0)

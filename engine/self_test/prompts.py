@@ -9,8 +9,8 @@ from loraplex.adapters.config import AdapterConfig
 PROMPT_LENGTHS = (5, 17, 33)
 """One that fits a KV block, and two that go beyond one by a token, of the usual sizes."""
 NUM_OUTPUT_TOKENS = 8
-MAX_TRAINED_TOKENS = 16
-"""Of the tokens whose rows an adapter retrained, so many are in a prompt."""
+MAX_OWN_TOKENS = 16
+"""Of the tokens that an adapter retrained or added, so many are in a prompt."""
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -25,20 +25,21 @@ class ProbePrompt:
 
 
 def make_prompts(
-    config: AdapterConfig, vocab_size: int, max_model_len: int
+    config: AdapterConfig, vocab_size: int, max_model_len: int, num_added: int = 0
 ) -> tuple[ProbePrompt, ...]:
     """Three prompts that are the same for each model and adapter, but for what the adapter names:
-    tokens that switch it on stand in the middle of all, retrained ones in the middle of the last
-    two. The second repeats itself.
+    tokens that switch it on stand in the middle of all, those that it retrained or added to the
+    base's, `num_added`, in the middle of the last two. The second repeats itself.
 
     They leave room for NUM_OUTPUT_TOKENS in the model's context, `max_model_len` tokens.
     """
     short, middle, long = PROMPT_LENGTHS
     motif = _spread(3, vocab_size)
     plain = (_spread(short, vocab_size), (motif * middle)[:middle], _spread(long, vocab_size))
-    trained = [token for tokens in config.trainable_tokens for token in tokens.indices]
-    known = tuple(token for token in dict.fromkeys(trained) if token < vocab_size)
-    named = ((), known[:MAX_TRAINED_TOKENS], known[-MAX_TRAINED_TOKENS:])
+    own = [token for tokens in config.trainable_tokens for token in tokens.indices]
+    own += range(vocab_size, vocab_size + num_added)
+    known = tuple(token for token in dict.fromkeys(own) if token < vocab_size + num_added)
+    named = ((), known[:MAX_OWN_TOKENS], known[-MAX_OWN_TOKENS:])
     room = max(1, max_model_len - NUM_OUTPUT_TOKENS)
     return tuple(
         _prompt(around, (*tokens, *config.invocation_tokens), config.invocation_tokens, room)

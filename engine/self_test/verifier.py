@@ -104,11 +104,12 @@ class Verifier:
         model = self._model
         folder = await asyncio.to_thread(model.folder, asked.adapter)
         config, _ = await asyncio.to_thread(read_config, folder)
-        prompts = make_prompts(config, model.vocab_size, model.max_model_len)
         try:
             weights = await asyncio.to_thread(model.load, asked.adapter)
         except AdapterMismatch as error:
             return _report(unfit(str(error)), None, started)
+        num_added = (weights.vocab_size or model.vocab_size) - model.vocab_size
+        prompts = make_prompts(config, model.vocab_size, model.max_model_len, num_added)
         # A step that breaks fails all of its requests, so the adapter's first is no such step.
         await self._dense.try_out(weights, prompts[-1])
         try:

@@ -5,6 +5,7 @@ import typer
 from loraplex.platform.cli import (
     adapter_alias,
     adapter_check,
+    adapter_import,
     adapter_life,
     adapter_push,
     adapter_show,
@@ -16,6 +17,7 @@ app = typer.Typer(help="Adapters of a tenant.")
 app.command()(adapter_check.check)
 app.command()(adapter_push.push)
 app.command()(adapter_upload.upload)
+app.command("import")(adapter_import.import_)
 app.command("list")(adapter_show.list_)
 app.command()(adapter_show.show)
 app.command()(adapter_top.top)

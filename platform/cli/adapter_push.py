@@ -19,8 +19,8 @@ from loraplex.platform.cli.output import print_json
 
 if TYPE_CHECKING:
     from loraplex.adapters.base_shapes import BaseShapes
-    from loraplex.adapters.checkpoint import Checkpoint
     from loraplex.adapters.registry.registry import PublishedVersion
+    from loraplex.platform.adapter_checks import CheckedAdapter
     from loraplex.platform.base_record import BaseRecord
     from loraplex.platform.settings import Settings
 
@@ -30,7 +30,19 @@ class BaseModel:
     """The base model that an adapter is checked against."""
 
     name: str
+    path: Path
+    """Its folder."""
     shapes: "BaseShapes"
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of a folder."""
+
+    version: "PublishedVersion"
+    served: str
+    """What the adapter's name means now."""
+    was_there: bool
 
 
 def push(
@@ -49,82 +61,129 @@ def push(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Check a checkpoint against the base model, store it and publish it as the newest version."""
+    target = pushed_as(name)
+
+    async def work(context: CommandContext) -> Pushed:
+        return await publish_folder(context, target, directory, model)
+
+    tell(run(work, data_dir, database_url), as_json=as_json)
+
+
+def pushed_as(name: str) -> tuple[str, str]:
+    """Tenant and adapter of a name. Raises BadParameter."""
     tenant, slash, adapter = name.partition("/")
     if not slash:
         raise typer.BadParameter(f"{name!r} is not of the form TENANT/NAME.")
+    return tenant, adapter
 
-    async def work(context: CommandContext) -> "tuple[PublishedVersion, str, bool]":
-        from loraplex.adapters.profile import Profile
-        from loraplex.adapters.registry import registry, resolution, storage_use
-        from loraplex.adapters.registry.registry import Publication
-        from loraplex.tenants import audit
-        from loraplex.tenants import directory as tenants
-        from loraplex.tenants.ids import check_slug
 
-        async with context.database.reader() as session:
-            owner = await tenants.get_by_name(session, tenant)
-        check_slug(adapter, "The adapter's name")
-        base = _base_model(context.settings, model)
-        checkpoint = _checked(directory, base)
-        publication = Publication(
-            name=adapter,
-            digest=checkpoint.digest,
-            rank=checkpoint.rank,
-            num_bytes=checkpoint.num_bytes,
-            base_model=base.name,
-            num_modules=len(checkpoint.modules),
-            profile=Profile(invocation_tokens=checkpoint.config.invocation_tokens).encoded(),
+async def publish_folder(
+    context: CommandContext, target: tuple[str, str], directory: Path, model: str | None
+) -> Pushed:
+    """Check a checkpoint's folder with all that it brings, store it, publish it."""
+    from loraplex.adapters.registry import registry, resolution, storage_use
+    from loraplex.adapters.registry.registry import Publication
+    from loraplex.tenants import audit
+    from loraplex.tenants import directory as tenants
+    from loraplex.tenants.ids import check_slug
+
+    tenant, adapter = target
+    async with context.database.reader() as session:
+        owner = await tenants.get_by_name(session, tenant)
+    check_slug(adapter, "The adapter's name")
+    base = _base_model(context.settings, model)
+    checked = await _checked(context.settings, directory, base, owner.id)
+    checkpoint = checked.checkpoint
+    for warning in checkpoint.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    publication = Publication(
+        name=adapter,
+        digest=checkpoint.digest,
+        rank=checkpoint.rank,
+        num_bytes=checkpoint.num_bytes,
+        base_model=base.name,
+        num_modules=len(checkpoint.modules),
+        profile=checked.profile.encoded(),
+    )
+
+    async def keep() -> None:
+        _store(context.settings, checked)
+
+    async with context.database.reader() as session:
+        await storage_use.check_limits(session, owner.id, publication)
+    await keep()
+    async with context.database.session() as session:
+        before = await registry.list_versions(session, owner.id)
+        version = await registry.publish(
+            session, owner.id, publication, context.now, audit.CLI, keep
         )
+        served = await resolution.resolve(session, owner.id, f"{tenant}/{adapter}", base.name)
+        return Pushed(version, served.name, version in before)
 
-        async def keep() -> None:
-            _store(context.settings, checkpoint)
 
-        async with context.database.reader() as session:
-            await storage_use.check_limits(session, owner.id, publication)
-        await keep()
-        async with context.database.session() as session:
-            before = await registry.list_versions(session, owner.id)
-            version = await registry.publish(
-                session, owner.id, publication, context.now, audit.CLI, keep
-            )
-            served = await resolution.resolve(session, owner.id, name, base.name)
-            return version, served.name, version in before
-
-    version, served, was_there = run(work, data_dir, database_url)
+def tell(pushed: Pushed, *, as_json: bool) -> None:
+    """Print what became of a folder."""
+    version = pushed.version
     if as_json:
         print_json([row_of(version)])
         return
     published = f"{version.model}@{version.version}"
     about = f"(rank {version.rank}, {version.num_bytes:,} bytes, {version.digest})"
-    if was_there:
+    if pushed.was_there:
         typer.echo(f"These bytes are published as {published} already; nothing changed {about}.")
     else:
         typer.echo(f"Published {published} {about}.")
-    if served != published:
-        typer.echo(f"{version.model} still means {served}.", err=True)
+    if pushed.served != published:
+        typer.echo(f"{version.model} still means {pushed.served}.", err=True)
 
 
-def _checked(directory: Path, base: BaseModel) -> "Checkpoint":
-    """Validate the checkpoint. Raises CommandFailed, CheckpointInvalid."""
-    from loraplex.adapters.checkpoint import CONFIG_FILE, inspect
+def _check_is_checkpoint(directory: Path) -> None:
+    from loraplex.adapters.checkpoint import CONFIG_FILE
 
     if not (directory / CONFIG_FILE).is_file():
         what = f"holds no {CONFIG_FILE}" if directory.is_dir() else "is no folder"
         raise CommandFailed(f"{directory} {what}; name one that PEFT's save_pretrained wrote")
-    checkpoint = inspect(directory, base.shapes)
-    if checkpoint.vocab_size is not None:
-        raise CommandFailed(
-            f"{directory} has {checkpoint.vocab_size} tokens, more than the base model, which need "
-            "its tokenizer: upload both with POST /v1/adapters"
+
+
+async def _checked(
+    settings: "Settings", directory: Path, base: BaseModel, tenant_id: str
+) -> "CheckedAdapter":
+    """Validate the checkpoint and what it brings. Raises CommandFailed, CheckpointInvalid."""
+    import secrets
+    from datetime import UTC, datetime
+
+    from loraplex.adapters.checkpoint import inspect
+    from loraplex.adapters.profile import Profile
+    from loraplex.adapters.profile_files import PROFILE_FILES, own_vocab_size
+    from loraplex.platform.adapter_checks import CheckedAdapter, Checker, check_folder
+    from loraplex.platform.base_info import info_of
+    from loraplex.platform.services import template_processes
+
+    _check_is_checkpoint(directory)
+    if not any((directory / name).is_file() for name in PROFILE_FILES):
+        checkpoint = inspect(directory, base.shapes)
+        profile = Profile(
+            invocation_tokens=checkpoint.config.invocation_tokens,
+            vocab_size=own_vocab_size(directory, base.shapes),
         )
-    return checkpoint
+        return CheckedAdapter(checkpoint, profile)
+    try:
+        info = info_of(base.name, base.path, base.shapes)
+    except (OSError, ValueError) as error:
+        raise CommandFailed(f"what {directory} brings cannot be checked: {error}") from error
+    templates = template_processes(settings)
+    try:
+        checker = Checker(info, templates, lambda: datetime.now(UTC), secrets.token_bytes)
+        return await check_folder(checker, tenant_id, directory)
+    finally:
+        await templates.close()
 
 
-def _store(settings: "Settings", checkpoint: "Checkpoint") -> None:
+def _store(settings: "Settings", checked: "CheckedAdapter") -> None:
     from loraplex.platform.adapter_bytes import store_of
 
     try:
-        store_of(settings).put(checkpoint)
+        store_of(settings).put(checked.checkpoint, checked.profile.kept())
     except OSError as error:
         where = settings.adapters_url or settings.adapters_dir
         raise CommandFailed(f"the adapter cannot be stored in {where}: {error}") from error
@@ -142,16 +201,17 @@ def _base_model(settings: "Settings", model: str | None) -> BaseModel:
 
     served = _served_model(settings.base_record_path)
     if model == DEMO_MODEL:
-        return BaseModel(DEMO_MODEL_NAME, BaseShapes.read(demo_model_dir(settings.data_dir)))
+        folder = demo_model_dir(settings.data_dir)
+        return BaseModel(DEMO_MODEL_NAME, folder, BaseShapes.read(folder))
     if served is not None and model in (None, str(served.path)):
-        return BaseModel(served.name, shapes_told(served.shapes))
+        return BaseModel(served.name, served.path, shapes_told(served.shapes))
     if model is None:
         raise CommandFailed(
             f"which base model is not known: no worker has run on {settings.data_dir} yet. "
             "Start `loraplex serve` once, or name the model's folder with --model."
         )
     path = Path(model).resolve()
-    return BaseModel(path.name, BaseShapes.read(path))
+    return BaseModel(path.name, path, BaseShapes.read(path))
 
 
 def _served_model(path: Path) -> "BaseRecord | None":

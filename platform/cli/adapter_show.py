@@ -82,7 +82,17 @@ def show(
 
 def _print(versions: "list[PublishedVersion]", empty: str) -> None:
     print_table(
-        ("MODEL", "VERSION", "STATUS", "RANK", "BYTES", "BASE MODEL", "CREATED", "SELF-TEST", "DIGEST"),
+        (
+            "MODEL",
+            "VERSION",
+            "STATUS",
+            "RANK",
+            "BYTES",
+            "BASE MODEL",
+            "CREATED",
+            "SELF-TEST",
+            "DIGEST",
+        ),
         (
             (
                 *(v.model, v.version, _status(v), v.rank, v.num_bytes),

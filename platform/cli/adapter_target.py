@@ -57,7 +57,8 @@ async def changed(context: CommandContext, target: "ModelName", change: "Change[
 def row_of(version: "PublishedVersion") -> dict[str, Any]:
     """A version as one line of JSON."""
     fields = asdict(version)
-    return fields | fields.pop("standing")
+    standing: dict[str, Any] = fields.pop("standing")
+    return fields | standing
 
 
 def alias_row_of(alias: "Alias") -> dict[str, Any]:

@@ -32,7 +32,7 @@ Policy = Annotated[
 ]
 Cache = Annotated[
     str,
-    typer.Option(help="Which adapter goes: worth (ours), lru, gdsf, chameleon, pinned or belady."),
+    typer.Option(help="Which goes: worth (ours), lru, lfu, gdsf, chameleon, pinned or belady."),
 ]
 Prefetch = Annotated[
     Literal["none", "queue", "all"],

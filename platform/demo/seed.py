@@ -7,6 +7,7 @@ from pathlib import Path
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.registry import registry, resolution
+from loraplex.adapters.registry.names import AdapterName
 from loraplex.adapters.registry.registry import Publication
 from loraplex.platform.services import Resources
 from loraplex.tenants import api_keys, directory
@@ -48,6 +49,11 @@ async def seed(resources: Resources, model_dir: Path) -> list[SeededTenant]:
         tenant = await _tenant(resources, name, now)
         for folder in folders:
             checkpoint = inspect(folder, base)
+            async with resources.database.reader() as session:
+                adapter = AdapterName(tenant.id, folder.name)
+                there = await registry.find_version(session, adapter, checkpoint.digest)
+            if there is not None and there.standing.status != "ready":
+                continue  # somebody retired or deleted it, and publishing would bring it back
             store.put(checkpoint)
             publication = Publication(
                 folder.name,

@@ -101,6 +101,21 @@ def test_an_initialisation_that_alters_the_base_is_refused(init):
         ("target_modules", "(q|v"),
         ("exclude_modules", r"(.)\2"),
         ("layers_to_transform", ["0"]),
+        ("modules_to_save", ["q.*"]),
+        ("modules_to_save", [""]),
+        ("modules_to_save", [f"q{i}" for i in range(1025)]),
+        ("target_parameters", "experts.up"),
+        ("target_parameters", ["(a)"]),
+        ("trainable_token_indices", [3, 3]),
+        ("trainable_token_indices", [-1]),
+        ("trainable_token_indices", {"lm_head": []}),
+        ("trainable_token_indices", {f"e{i}": [1] for i in range(1025)}),
+        ("alora_invocation_tokens", [-1]),
+        ("alora_invocation_tokens", list(range(65_537))),
+        ("bias", "some"),
+        ("use_dora", 1),
+        ("lora_bias", "yes"),
+        ("ensure_weight_tying", "no"),
         ("layers_pattern", ["(a"]),
     ],
 )
@@ -121,6 +136,31 @@ def test_a_large_model_may_have_a_rank_and_an_alpha_for_each_of_its_modules():
 
 def test_layers_beside_a_regex_are_refused():
     assert "layers_to_transform" in problems(target_modules=".*q_proj", layers_to_transform=[0])[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_dora": True, "lora_bias": True},
+        {"use_dora": True, "alora_invocation_tokens": [1]},
+        {"use_dora": True, "init_lora_weights": "mica"},
+        {"lora_bias": True, "init_lora_weights": "gaussian"},
+        {"target_parameters": ["up"], "use_dora": True},
+        {"target_parameters": ["up"], "lora_bias": True},
+        {"target_parameters": ["up"], "lora_dropout": 0.1},
+        {"target_parameters": ["up"], "fan_in_fan_out": True},
+        {"target_parameters": ["up"], "init_lora_weights": "mica"},
+        {"target_modules": "q_proj", "layers_to_transform": [1]},
+        {"layers_pattern": "h"},
+        {"alora_invocation_tokens": [1], "task_type": None},
+        {"alora_invocation_tokens": [1], "bias": "all"},
+        {"alora_invocation_tokens": [1], "modules_to_save": ["lm_head"]},
+        {"alora_invocation_tokens": [1], "trainable_token_indices": [1]},
+    ],
+    ids=" ".join,
+)
+def test_fields_that_cannot_be_combined_are_refused(fields):
+    assert len(problems(**fields)) == 1
 
 
 def test_all_problems_are_reported_at_once():

@@ -63,7 +63,6 @@ HARD = [
     r"[\w-]+",
     "[b-]a?",
     "a{2,12}",
-    "é|a",
     "(?:ab){2}",
     r"(?x) a . * # comment",
 ]
@@ -111,6 +110,13 @@ def test_a_rule_with_a_flag_is_refused_where_peft_puts_it_in_the_midst_of_an_exp
 @pytest.mark.parametrize("pattern", ["[a--b](?=c)", "[[a](?=c)", "[a&&b](?=c)"])
 def test_a_set_that_a_later_python_reads_otherwise_is_refused(pattern):
     assert "later Python" in refusal(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["é|a", r"(?i)[\0-\U0010ffff]", r"[\u00e0-\uffff]", r"\N{DIGIT ONE}"]
+)
+def test_characters_beyond_ascii_are_refused(pattern):
+    assert "beyond ASCII" in refusal(pattern)
 
 
 def test_all_patterns_of_an_adapter_are_solved_by_one_process(monkeypatch):

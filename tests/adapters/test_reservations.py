@@ -128,6 +128,16 @@ def test_what_is_dropped_is_pinned_no_more_and_goes_with_its_last_lease() -> Non
     assert list(residency.absent_pins()) == []
 
 
+def test_only_uses_count_as_uses_for_those_who_look() -> None:
+    residency = Residency(4, clock=iter([5.0, 7.0]).__next__)
+    resident(residency, a=4)
+    (status,) = residency.status()
+    assert (status.tier, status.used_s) == ("device", None)
+    residency.acquire(A)
+    (status,) = residency.status()
+    assert (status.used_s, status.leases) == (5.0, 1)
+
+
 def test_what_is_dropped_while_it_is_awaited_stays_until_nobody_waits() -> None:
     residency = resident(Residency(12), a=4)
     residency.demand.waits(A, 4)

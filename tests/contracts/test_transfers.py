@@ -1,6 +1,6 @@
 """What whoever copies adapters must do: the engine's threads, and the simulator's link."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Event, Semaphore
 
 import pytest
@@ -10,7 +10,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
 from loraplex.engine.simulation.copies import CopyLink
 from loraplex.engine.transfers import Transfers
-from loraplex.engine.transfers_port import AdapterTransfers, Arrival
+from loraplex.engine.transfers_port import AdapterTransfers, Arrival, Progress
 
 
 def plan(**orders: str) -> StepPlan:
@@ -25,8 +25,8 @@ class OnThreads:
         self.reads: list[str] = []
         self._begun: dict[str, Event] = {name: Event() for name in "abc"}
         self._may_end: dict[str, Semaphore] = {name: Semaphore(0) for name in "abc"}
-        self._woken = Semaphore(0)
-        self.transfers = Transfers(build.Source(self._read), self._woken.release)
+        self.woken = Semaphore(0)
+        self.transfers = Transfers(build.Source(self._read), self.woken.release)
 
     def _read(self, digest: str) -> object:
         self.reads.append(digest)
@@ -39,7 +39,7 @@ class OnThreads:
 
     def end(self, digest: str) -> None:
         self._may_end[digest].release()
-        assert self._woken.acquire(timeout=10)
+        assert self.woken.acquire(timeout=10)
 
     def close(self) -> None:
         for semaphore in self._may_end.values():
@@ -150,4 +150,47 @@ def test_what_cannot_be_read_arrives_with_the_error() -> None:
     assert woken.wait(10)
     (arrival,) = transfers.arrivals()
     assert isinstance(arrival.error, OSError)
+    transfers.close()
+
+
+def test_what_the_host_keeps_is_not_read_again_until_it_is_given_up() -> None:
+    copies = OnThreads()
+    transfers = copies.transfers
+
+    def load(**orders: str) -> Arrival:
+        transfers.start(plan(loads="a", **orders))
+        if "a" not in {key.digest for key in transfers.on_host}:
+            copies.end("a")
+        else:
+            assert copies.woken.acquire(timeout=10)
+        (arrival,) = transfers.arrivals()
+        return arrival
+
+    assert load(host_keeps="a").route == "store"
+    assert load(evictions="a").route == "host"
+    assert copies.reads == ["a"]
+    assert load(evictions="a", host_evictions="a").route == "store"
+    assert copies.reads == ["a", "a"]
+    assert not transfers.on_host, "nobody asked to keep it"
+    copies.close()
+
+
+def test_how_many_layers_are_there_is_told_while_the_rest_is_copied() -> None:
+    halfway, may_end, woken = Event(), Event(), Event()
+
+    class InTwoHalves(build.Source):
+        def place(self, on_host: object, on_layer: Callable[[int, int], None]) -> object:
+            on_layer(1, 2)
+            halfway.set()
+            assert may_end.wait(10)
+            return super().place(on_host, on_layer)
+
+    transfers = Transfers(InTwoHalves(lambda _: object()), woken.set)
+    transfers.start(plan(loads="a"))
+    assert halfway.wait(10)
+    assert list(transfers.progress()) == [Progress(AdapterKey("t", "a"), 1, 2)]
+    may_end.set()
+    assert woken.wait(10)
+    assert names(transfers.arrivals()) == "a"
+    assert list(transfers.progress()) == []
     transfers.close()

@@ -296,6 +296,6 @@ def test_only_modules_that_compute_each_row_by_itself_take_adapters(
 ) -> None:
     torch.manual_seed(0)
     network = Watched(Router(is_normalised=is_normalised), call)
-    probe = ParameterProbe(network, 7)
+    probe = ParameterProbe(network, (), 7)
     network(torch.randn(7, 8))
     assert probe.finish() == ({"inner.weight": (4, 8)} if served else {})

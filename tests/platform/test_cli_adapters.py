@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.platform.shell import Shell
-from tests.platform.test_cli_data import HIDDEN, make_checkpoint
+from tests.platform.test_cli_push import HIDDEN, make_checkpoint
 
 from loraplex.adapters.registry import gateways
 from loraplex.engine.protocol import LinearShapes
@@ -159,12 +159,17 @@ def test_each_limit_can_be_set_shown_and_taken_away(acme: Shell) -> None:
     assert "adapter_max_rank" in acme.out("tenant", "show", "acme")
 
 
-def test_a_tenant_is_made_with_limits_of_its_adapters(shell: Shell) -> None:
-    shell.out("tenant", "create", "acme", "--adapter-max-rank", "64")
+def test_an_empty_list_of_tenants_says_what_to_do(shell: Shell) -> None:
+    assert "loraplex tenant create NAME" in shell.out("tenant", "list")
+
+
+def test_a_tenant_is_made_with_limits_of_its_own(shell: Shell) -> None:
+    limits = ("--adapter-max-rank", "64", "--ttft-deadline-ms", "900")
+    shell.out("tenant", "create", "acme", *limits)
     (tenant,) = shell.rows("tenant", "list")
-    limits = tenant["limits"]
-    assert isinstance(limits, dict)
-    assert limits["adapter_max_rank"] == 64
+    own = tenant["limits"]
+    assert isinstance(own, dict)
+    assert (own["adapter_max_rank"], own["ttft_deadline_ms"]) == (64, 900)
 
 
 def test_limits_that_are_none_are_refused(acme: Shell) -> None:

@@ -1,12 +1,16 @@
 """Adapters by reference: from the platform's own sources, by names, and never from elsewhere."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.adapters import build
 from tests.platform.conftest import Gateway, error_of
+from tests.services.hub import running_hub
 from tests.services.s3 import S3Server
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
@@ -159,3 +163,37 @@ def test_a_source_with_an_unknown_scheme_is_unavailable() -> None:
 def test_sources_reach_child_processes_as_json(settings: Settings) -> None:
     environment = child_environment(settings)
     assert '"hub": "hf://"' in environment["LORAPLEX_ADAPTER_SOURCES"]
+
+
+def test_an_adapter_of_a_hub_is_fetched_file_by_file(tmp_path: Path) -> None:
+    """In a process of its own: the library reads the hub's address when it is loaded."""
+    folder = build.save(tmp_path / "hub" / "someone" / "adapter")
+    (folder / "pytorch_model.bin").write_bytes(b"x" * 1000)
+    into = tmp_path / "into"
+    into.mkdir()
+    code = (
+        "import sys, json; from pathlib import Path\n"
+        "from loraplex.platform.errors import InvalidRequest\n"
+        "from loraplex.platform.sources import open_source\n"
+        "source = open_source('hf://someone')\n"
+        "sizes = source.sizes('adapter@main')\n"
+        "source.fetch('adapter@main', sizes, Path(sys.argv[1]))\n"
+        "try: source.sizes('absent')\n"
+        "except InvalidRequest as error: print(json.dumps([sizes, error.code]))"
+    )
+    with running_hub(tmp_path / "hub") as address:
+        environment = os.environ | {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
+        environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        child = subprocess.run(
+            [sys.executable, "-c", code, str(into)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert child.returncode == 0, child.stderr
+    sizes, told = json.loads(child.stdout)
+    assert (set(sizes), told) == ({CONFIG_FILE, TENSORS_FILE}, "path_not_found")
+    for name in (CONFIG_FILE, TENSORS_FILE):
+        assert (into / name).read_bytes() == (folder / name).read_bytes()
+    assert not list(into.rglob("*.bin"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from tests.adapters import build
 from tests.platform.conftest import Gateway, error_of
@@ -17,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
 from loraplex.adapters.storage import profile_of
 from loraplex.engine.protocol import Submit
+from loraplex.platform.base_record import told
 from loraplex.platform.settings import Settings
 
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}<|im_end|>"
@@ -28,13 +30,17 @@ def settings(tmp_path: Path, gateway_database_url: str) -> Settings:
 
 
 async def upload(
-    gateway: Gateway, folder: Path, name: str = "mine", **files: object
+    gateway: Gateway,
+    folder: Path,
+    name: str = "mine",
+    content: dict[str, np.ndarray] | None = None,
+    **files: object,
 ) -> httpx.Response:
-    build.save(folder)
+    build.save(folder, content=content)
     parts = {n: (n, (folder / n).read_bytes()) for n in (CONFIG_FILE, TENSORS_FILE)}
-    for key, content in files.items():
+    for key, value in files.items():
         stem, _, suffix = key.rpartition("_")
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
         parts[f"{stem}.{suffix}"] = (key, data)
     return await gateway.client.post("/v1/adapters", data={"name": name}, files=parts)
 
@@ -122,6 +128,29 @@ async def test_prompts_are_encoded_by_the_adapters_tokenizer(
     assert prompt[0] == new_id
     await gateway.complete(model="acme/mine", prompt="a<tool>b")
     assert new_id not in (await gateway.engine.submitted()).prompt
+
+
+async def test_tokens_of_an_adapter_whose_weights_have_rows_for_them_may_be_in_prompts(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    extended = Tokenizer.from_str(model_info().tokenizer_json.decode())
+    extended.add_special_tokens([AddedToken("<tool>", special=True)])
+    new_id = extended.token_to_id("<tool>")
+    gateway.engine.model_info = model_info(vocab_size=new_id, shapes=told(build.base()))
+    files = {"tokenizer_json": extended.to_str().encode()}
+    refused = await upload(gateway, tmp_path / "a", **files)
+    assert "vocabulary" in refused.text or "below" in refused.text
+    grown = {
+        f"base_model.model.{path}.weight": np.ones((new_id + 1, build.IN), np.float32)
+        for path in ("model.embed_tokens", "lm_head")
+    }
+    made = await upload(gateway, tmp_path / "b", content=build.tensors() | grown, **files)
+    assert made.status_code == 201, made.text
+    for model, status in (("acme/mine", 200), ("tiny", 400)):
+        answer = await gateway.complete(model=model, prompt=[new_id, 1])
+        assert answer.status_code == status
+    answer = await gateway.chat(model="acme/mine", logit_bias={str(new_id): 5})
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize(

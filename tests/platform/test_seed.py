@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from loraplex.adapters.registry import registry
+from loraplex.adapters.registry import life_cycle, registry
+from loraplex.adapters.registry.names import AdapterName
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.platform.demo import seed as seeding
 from loraplex.platform.demo.seed import DEMO_ADAPTERS, SeededTenant, demo_adapters, seed
 from loraplex.platform.demo.tasks.catalog import TASKS
 from loraplex.platform.services import Resources
-from loraplex.tenants import api_keys, directory
+from loraplex.tenants import api_keys, audit, directory
 from loraplex.tenants.api_keys import KeyRecord
 from loraplex.tenants.directory import TenantRecord
 
@@ -78,3 +79,16 @@ async def test_a_start_on_an_earlier_versions_data_adds_the_new_tenant_and_touch
     assert {version.model for version in versions} == {
         task.model for task in TASKS if task.tenant == "initech"
     }
+
+
+async def test_a_demo_adapter_that_was_deleted_stays_deleted(
+    resources: Resources, demo_model: Path
+) -> None:
+    seeded = await seed(resources, demo_model)
+    async with resources.database.session() as session:
+        tenant = await directory.get_by_name(session, "acme")
+        adapter = AdapterName(tenant.id, seeded[0].adapters[0].partition("/")[2])
+        act = audit.Act(audit.CLI, resources.now())
+        await life_cycle.delete_adapter(session, act, adapter, "drain")
+    again = await seed(resources, demo_model)
+    assert models(seeded) - models(again) == {f"acme/{adapter.adapter}"}

@@ -6,11 +6,12 @@ from datetime import datetime, timedelta
 import pytest
 
 from loraplex.tenants import directory
+from loraplex.tenants.audit import Act, AuditFilter, find_events
 from loraplex.tenants.db import Database
-from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.directory import TenantChange, TenantRecord
 from loraplex.tenants.errors import NameInvalid, TenantExists, TenantNotFound, ValueRefused
 from loraplex.tenants.ids import new_id
-from loraplex.tenants.limits import Limits, TenantLimits
+from loraplex.tenants.limits import AdapterLimits, Limits, TenantLimits
 
 
 async def create(
@@ -123,3 +124,45 @@ def test_defaults_stand_in_for_limits_that_a_tenant_lacks() -> None:
 def test_a_platform_limit_of_nothing_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Limits(1, 0, 1)
+
+
+async def test_what_changes_of_a_tenant_is_told_and_the_rest_stays(
+    database: Database, acme: TenantRecord, now: datetime
+) -> None:
+    act = Act("adm_1", now)
+    adapters = AdapterLimits(adapter_max_rank=64, adapter_storage_bytes=2**40)
+    async with database.session() as session:
+        wanted = TenantChange(limits=TenantLimits(concurrency=3), adapters=adapters)
+        await directory.change(session, act, acme.id, wanted)
+        await directory.change(session, act, acme.id, wanted)
+        changed = await directory.change(session, act, acme.id, TenantChange(weight=2.0))
+        assert changed == await directory.get(session, acme.id)
+        first, second, *others = (await find_events(session, AuditFilter(), 9))[::-1]
+    assert (changed.weight, changed.limits.concurrency, changed.adapters) == (2.0, 3, adapters)
+    assert others == []
+    assert (first.actor, first.action, first.subject) == ("adm_1", "tenant.limits", "acme")
+    assert first.detail == {
+        "concurrency": {"from": None, "to": 3},
+        "adapter_storage_bytes": {"from": None, "to": 2**40},
+        "adapter_max_rank": {"from": None, "to": 64},
+    }
+    assert second.detail == {"weight": {"from": 1.0, "to": 2.0}}
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"),
+    [
+        ({"adapter_storage_bytes": 0}, "adapter_storage_bytes"),
+        ({"adapter_storage_bytes": 2**50 + 1}, "adapter_storage_bytes"),
+        ({"adapter_max_rank": 2_000_000_001}, "adapter_max_rank"),
+        ({"adapter_floor_bytes": 2, "adapter_cap_bytes": 1}, "adapter_floor_bytes"),
+    ],
+)
+async def test_limits_of_adapters_out_of_range_are_refused_by_field(
+    database: Database, acme: TenantRecord, now: datetime, limits: dict[str, int], field: str
+) -> None:
+    wanted = TenantChange(adapters=AdapterLimits(**limits))
+    async with database.session() as session:
+        with pytest.raises(ValueRefused) as refused:
+            await directory.change(session, Act("cli", now), acme.id, wanted)
+    assert refused.value.field == field

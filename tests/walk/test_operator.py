@@ -1,5 +1,7 @@
 """The operator's way through the platform, as `loraplex serve` opens it."""
 
+import time
+
 import httpx
 from tests.walk.served import Served, run_cli
 
@@ -38,3 +40,33 @@ def test_an_adapter_that_a_tenant_uploads_can_be_called_at_once(served: Served) 
     }
     answer = served.post(served.key("globex"), body)
     assert answer.headers["x-loraplex-model"] == "globex/uploaded@1"
+
+
+def test_an_adapter_that_a_tenant_deletes_leaves_the_workers_memory(served: Served) -> None:
+    key = served.key("initech")
+    headers = {"Authorization": f"Bearer {key}"}
+    folder = DEMO_ADAPTERS / "acme" / "triage"
+    pushed = run_cli(
+        *("adapter", "push", "initech/passing", str(folder), "--data-dir", str(served.data_dir))
+    )
+    assert pushed.returncode == 0, pushed.stderr
+    before = held_bytes(served)
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": "initech/passing", "max_tokens": 2, "messages": messages}
+    assert served.post(key, body).status_code == 200
+    assert held_bytes(served) > before
+    deleted = httpx.delete(f"{served.url}/v1/adapters/passing", headers=headers, timeout=30)
+    assert deleted.status_code == 202
+    assert served.post(key, body).status_code == 404
+    ends = time.monotonic() + 60
+    while held_bytes(served) > before:
+        assert time.monotonic() < ends, "its memory is not freed"
+    versions = httpx.get(f"{served.url}/v1/adapters/passing", headers=headers, timeout=30).json()
+    assert versions["versions"][0]["status"] == "deleted"
+
+
+def held_bytes(served: Served) -> float:
+    """Bytes of adapters on the worker's device."""
+    lines = httpx.get(f"{served.url}/metrics", timeout=30).text.splitlines()
+    wanted = 'loraplex_adapter_bytes{state="held"} '
+    return float(next(line for line in lines if line.startswith(wanted)).removeprefix(wanted))

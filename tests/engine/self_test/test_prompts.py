@@ -24,6 +24,13 @@ def test_tokens_that_an_adapter_retrained_are_in_prompts() -> None:
     assert len(first.ids) == PROMPT_LENGTHS[0]
 
 
+def test_tokens_that_an_adapter_added_are_in_prompts() -> None:
+    _, *others = make_prompts(AdapterConfig(), 320, 256, num_added=2)
+    for prompt in others:
+        start = prompt.ids.index(320)
+        assert prompt.ids[start : start + 2] == (320, 321)
+
+
 def test_an_adapter_acts_from_its_invocation_on() -> None:
     config = AdapterConfig(invocation_tokens=(11, 12, 13))
     for prompt in make_prompts(config, 320, 256):

@@ -5,33 +5,23 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from time import monotonic
 
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.engine import build
-from tests.engine.linear_costs import KnownLengths, LinearCosts
 from tests.engine.simulated_worker import MODEL
-from tokenizers import Tokenizer
 
 from loraplex.adapters import weights
 from loraplex.adapters.checkpoint import inspect
-from loraplex.adapters.residency import Residency
-from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.claim import claimed
 from loraplex.engine.client import Security, StreamClient
-from loraplex.engine.core import Engine, StepReport
-from loraplex.engine.fair_admission import FairAdmission
-from loraplex.engine.fair_settings import FairSettings
+from loraplex.engine.core import StepReport
 from loraplex.engine.frames import UnixAddress
 from loraplex.engine.loop import EngineLoop
-from loraplex.engine.mailbox import Mailbox
-from loraplex.engine.model import LoadedModel, export_tokenizer
+from loraplex.engine.memory import PoolSizes
+from loraplex.engine.model import export_tokenizer
 from loraplex.engine.protocol import PROTOCOL_VERSION, SelfTest, Welcome
 from loraplex.engine.runner import ModelRunner
-from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.self_test.dense import DenseReference
 from loraplex.engine.self_test.metrics import SelfTestMetrics
 from loraplex.engine.self_test.peft_oracle import PeftOracle, PeftSubject
@@ -39,12 +29,10 @@ from loraplex.engine.self_test.served import ServedPath
 from loraplex.engine.self_test.verifier import VerifiedModel, Verifier
 from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
-from loraplex.engine.transcript import Transcript
-from loraplex.engine.transfers import Transfers
-from loraplex.engine.vocabulary import Vocabulary
+from loraplex.platform.settings import Settings
+from loraplex.platform.worker import compose_engine
 
 NUM_BLOCKS, BLOCK_SIZE = 200, 16
-FAIR = FairSettings(quantum_ms=500, overdraft_ms=1000, max_skips=16, max_open=8)
 
 
 @dataclass
@@ -56,14 +44,13 @@ class Options:
     peft: dict[str, object] = field(default_factory=dict)
     """Arguments of `PeftOracle`."""
     patience_s: float = 60.0
-    max_running: int = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Spoiled(StoredAdapters):
     """The adapters of a store, or what becomes of them on the served path."""
 
-    spoil: Callable[[AdapterWeights], AdapterWeights]
+    spoil: Callable[[AdapterWeights], AdapterWeights] = lambda placed: placed
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]
@@ -76,25 +63,21 @@ class _Spoiled(StoredAdapters):
 class World:
     """The parts of the worker."""
 
-    def __init__(self, runner: ModelRunner, store: AdapterStore, options: Options) -> None:
+    def __init__(self, runner: ModelRunner, folder: Path, options: Options) -> None:
         model = runner.model
-        self.model, self.runner, self.store = model, runner, store
-        self.mailbox = Mailbox()
-        self.residency = Residency(100_000_000)
-        self.registry = CollectorRegistry()
-        self.scheduler = _scheduler(model, self.residency, options)
-
-        adapters = _Spoiled(store, runner, options.spoil)
-        self.transfers = Transfers(adapters, self.mailbox.wake)
-        self.engine = Engine(
-            self.mailbox,
-            self.scheduler,
-            self.residency,
-            self.transfers,
-            runner,
-            lambda digest: adapters.read(digest).layout.num_bytes(model.dtype.itemsize),
-            monotonic,
+        settings = Settings(data_dir=folder, block_size=BLOCK_SIZE, max_step_tokens=64)
+        sizes = PoolSizes(
+            num_blocks=NUM_BLOCKS,
+            kv_bytes=0,
+            adapter_bytes=100_000_000,
+            max_model_len=model.max_model_len,
         )
+        parts = compose_engine(settings, model, runner, sizes, export_tokenizer(model.path)[0])
+        adapters = parts.adapters
+        self.model, self.store, self.mailbox = model, adapters.store, parts.mailbox
+        self.transfers = parts.transfers
+        self.transfers._source = _Spoiled(adapters.store, runner, spoil=options.spoil)
+        self.registry = CollectorRegistry()
         subject = PeftSubject(model.path, model.config.dtype, 1_000_000, threads=1)
         self.peft = PeftOracle(subject, **options.peft)
         self.served = ServedPath(self.mailbox.put)
@@ -104,7 +87,7 @@ class World:
                 model.max_model_len,
                 model.config.dtype,
                 adapters.plain,
-                store.open,
+                adapters.store.open,
             ),
             self.served,
             DenseReference(model, self.mailbox.put_aside),
@@ -118,7 +101,7 @@ class World:
         )
         self.reports: list[StepReport] = []
         self._asyncio_loop = asyncio.get_running_loop()
-        self.loop = EngineLoop(self.engine, self.mailbox, self._publish)
+        self.loop = EngineLoop(parts.engine, self.mailbox, self._publish)
         self.client: StreamClient
 
     def _publish(self, report: StepReport) -> None:
@@ -143,34 +126,13 @@ class World:
         return generate_latest(self.registry).decode()
 
 
-def _scheduler(model: LoadedModel, residency: Residency, options: Options) -> Scheduler:
-    tokenizer = Tokenizer.from_buffer(export_tokenizer(model.path)[0])
-    config = build.config(
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        max_step_tokens=64,
-        max_running=options.max_running,
-        max_model_len=model.max_model_len,
-        vocab_size=model.vocab_size,
-    )
-    return Scheduler(
-        config,
-        residency,
-        FairAdmission(FAIR),
-        partial(Transcript, tokenizer, Vocabulary(tokenizer)),
-        model.eos_token_ids,
-        LinearCosts(),
-        KnownLengths(),
-    )
-
-
 @asynccontextmanager
 async def running(
     runner: ModelRunner, folder: Path, options: Options | None = None
 ) -> AsyncIterator[World]:
     """A worker whose store and socket lie in `folder`, with a client, for the block."""
     address = UnixAddress(folder / "w.sock")
-    world = World(runner, AdapterStore(folder / "adapters"), options or Options())
+    world = World(runner, folder, options or Options())
     world.client = StreamClient(address, Security(), 1000)
     with claimed(address):
         await world.server.start(address)

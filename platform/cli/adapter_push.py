@@ -82,15 +82,15 @@ async def publish_folder(
 ) -> Pushed:
     """Check a checkpoint's folder with all that it brings, store it, publish it."""
     from loraplex.adapters.registry import registry, resolution, storage_use
+    from loraplex.adapters.registry.names import check_adapter_name
     from loraplex.adapters.registry.registry import Publication
     from loraplex.tenants import audit
     from loraplex.tenants import directory as tenants
-    from loraplex.tenants.ids import check_slug
 
     tenant, adapter = target
     async with context.database.reader() as session:
         owner = await tenants.get_by_name(session, tenant)
-    check_slug(adapter, "The adapter's name")
+    check_adapter_name(adapter)
     base = _base_model(context.settings, model)
     checked = await _checked(context.settings, directory, base, owner.id)
     checkpoint = checked.checkpoint

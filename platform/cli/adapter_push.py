@@ -154,7 +154,7 @@ async def _checked(
 
     from loraplex.adapters.checkpoint import inspect
     from loraplex.adapters.profile import Profile
-    from loraplex.adapters.profile_files import PROFILE_FILES, own_vocab_size
+    from loraplex.adapters.profile_files import PROFILE_FILES
     from loraplex.platform.adapter_checks import CheckedAdapter, Checker, check_folder
     from loraplex.platform.base_info import info_of
     from loraplex.platform.services import template_processes
@@ -162,11 +162,9 @@ async def _checked(
     _check_is_checkpoint(directory)
     if not any((directory / name).is_file() for name in PROFILE_FILES):
         checkpoint = inspect(directory, base.shapes)
-        profile = Profile(
-            invocation_tokens=checkpoint.config.invocation_tokens,
-            vocab_size=own_vocab_size(directory, base.shapes),
-        )
-        return CheckedAdapter(checkpoint, profile)
+        if checkpoint.vocab_size is None:
+            invocation = checkpoint.config.invocation_tokens
+            return CheckedAdapter(checkpoint, Profile(invocation_tokens=invocation))
     try:
         info = info_of(base.name, base.path, base.shapes)
     except (OSError, ValueError) as error:

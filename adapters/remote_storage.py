@@ -75,7 +75,7 @@ class RemoteStore:
             for file in sorted(home.iterdir()):
                 sizes[file.name] = file.stat().st_size
                 target = self._path(digest, file.name)
-                self._files.put_file(str(file), target, callback=Progress("stored", target))
+                self._files.put_file(str(file), target, callback=TransferLog("stored", target))
             manifest = Manifest(sizes)
             self._files.pipe_file(
                 self._path(digest, MANIFEST_FILE), msgspec.json.encode(manifest, order="sorted")
@@ -157,7 +157,7 @@ class RemoteStore:
                 source = self._path(digest, name)
                 with _as_os_errors():
                     self._files.get_file(
-                        source, str(partial / name), callback=Progress("fetched", source)
+                        source, str(partial / name), callback=TransferLog("fetched", source)
                     )
 
         try:
@@ -174,11 +174,13 @@ class RemoteStore:
         """Let one thread at a time fetch a version: the others find it."""
         with self._lock:
             lock = self._coming.setdefault(digest, Lock())
-        with lock:
-            yield
-        with self._lock:
-            if not lock.locked():
-                self._coming.pop(digest, None)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                if not lock.locked():
+                    self._coming.pop(digest, None)
 
     def _make_room(self, keep: str) -> None:
         """Remove versions from the local folder that were opened longest ago."""
@@ -200,7 +202,7 @@ class RemoteStore:
                 excess -= size
 
 
-class Progress(Callback):  # type: ignore[misc]  # fsspec has no types
+class TransferLog(Callback):  # type: ignore[misc]  # fsspec has no types
     """Logs how far a long transfer of one file is."""
 
     def __init__(self, what: str, path: str) -> None:

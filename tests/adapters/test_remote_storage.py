@@ -54,6 +54,13 @@ def test_a_version_comes_once_however_many_ask_for_it(tmp_path: Path) -> None:
     assert reader._coming == {}
 
 
+def test_nothing_is_kept_of_a_version_that_does_not_come(tmp_path: Path) -> None:
+    reader = RemoteStore(Counting(), "/a", tmp_path / "reader", GIB)
+    with pytest.raises(AdapterMissing):
+        reader.open("0" * 64)
+    assert reader._coming == {}
+
+
 def test_the_folder_keeps_what_was_used_last_within_its_bound(tmp_path: Path) -> None:
     files = Counting()
     several = checkpoints(tmp_path, 4)

@@ -154,19 +154,17 @@ async def _checked(
 
     from loraplex.adapters.checkpoint import inspect
     from loraplex.adapters.profile import Profile
-    from loraplex.adapters.profile_files import PROFILE_FILES, own_vocab_size
+    from loraplex.adapters.profile_files import PROFILE_FILES
     from loraplex.platform.adapter_checks import CheckedAdapter, Checker, check_folder
     from loraplex.platform.base_info import info_of
     from loraplex.platform.services import template_processes
 
     _check_is_checkpoint(directory)
-    if not any((directory / name).is_file() for name in PROFILE_FILES):
-        checkpoint = inspect(directory, base.shapes)
-        profile = Profile(
-            invocation_tokens=checkpoint.config.invocation_tokens,
-            vocab_size=own_vocab_size(directory, base.shapes),
-        )
-        return CheckedAdapter(checkpoint, profile)
+    checkpoint = inspect(directory, base.shapes)
+    brings = any((directory / name).is_file() for name in PROFILE_FILES)
+    if not brings and checkpoint.vocab_size is None:  # one with tokens of its own needs them named
+        invocation_tokens = checkpoint.config.invocation_tokens
+        return CheckedAdapter(checkpoint, Profile(invocation_tokens=invocation_tokens))
     try:
         info = info_of(base.name, base.path, base.shapes)
     except (OSError, ValueError) as error:

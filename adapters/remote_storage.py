@@ -25,7 +25,7 @@ from loraplex.adapters.errors import (
     CheckpointInvalid,
     TensorFileInvalid,
 )
-from loraplex.adapters.storage import STORED_FILES, AdapterHead, AdapterStore
+from loraplex.adapters.storage import STORED_FILES, AdapterHead, AdapterStore, check_file
 from loraplex.adapters.tensor_file import entries_of, header_bytes
 
 _log = logging.getLogger(__name__)
@@ -112,6 +112,16 @@ class RemoteStore:
             raise AdapterCorrupt(digest, "; ".join(map(str, parsed.problems)))
         return AdapterHead(parsed.config, entries)
 
+    def read_file(self, digest: str, name: str, sha256: str) -> bytes:
+        """See `Store.read_file`; nothing comes to the local folder."""
+        try:
+            return self._cache.read_file(digest, name, sha256)
+        except AdapterMissing:
+            files = self._manifest(digest).files
+        if name not in files:
+            raise AdapterCorrupt(digest, f"its {name} is gone")
+        return check_file(self._read(digest, name), digest, name, sha256)
+
     def remove(self, digest: str) -> None:
         """See `Store.remove`."""
         if not is_digest(digest):
@@ -184,7 +194,7 @@ class RemoteStore:
 
     def _make_room(self, keep: str) -> None:
         """Remove versions from the local folder that were opened longest ago."""
-        self._cache.sweep(time.time() - ABANDONED_S)
+        self._cache.remove_partial(time.time() - ABANDONED_S)
         homes = {}
         for home in self._cache_dir.glob("??/*"):
             try:

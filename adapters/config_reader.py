@@ -24,7 +24,9 @@ MAX_LAYERS_PATTERNS = 64
 MAX_NAMES = 1024
 """Of one of the lists that are compared with every module's end."""
 MAX_TOKENS = 65_536
-"""Token ids of one field."""
+"""Token ids of `trainable_token_indices`."""
+MAX_INVOCATION_TOKENS = 64
+"""A few words, which stand in each prompt that an adapter is tested with."""
 
 T = TypeVar("T")
 
@@ -215,7 +217,7 @@ class _Reader:
 
     def _invocation_tokens(self) -> tuple[int, ...]:
         found: list[int] | None
-        found = self._take("alora_invocation_tokens", list[int] | None, None, _check_tokens)
+        found = self._take("alora_invocation_tokens", list[int] | None, None, _check_invocation)
         return tuple(found or ())
 
     def _trainable_tokens(self) -> tuple[TrainableTokens, ...]:
@@ -254,10 +256,13 @@ def _check_names(names: list[str] | None) -> str | None:
     return f"{show(odd[0])} is not a plain name" if odd else None
 
 
-def _check_tokens(indices: list[int] | None) -> str | None:
-    found = indices or ()
-    if len(found) > MAX_TOKENS:
-        return f"holds {len(found)} tokens; at most {MAX_TOKENS} are possible"
+def _check_invocation(indices: list[int] | None) -> str | None:
+    return _check_tokens(indices or [], MAX_INVOCATION_TOKENS)
+
+
+def _check_tokens(found: list[int], at_most: int = MAX_TOKENS) -> str | None:
+    if len(found) > at_most:
+        return f"holds {len(found)} tokens; at most {at_most} are possible"
     return "holds a negative token id" if any(index < 0 for index in found) else None
 
 

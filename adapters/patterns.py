@@ -50,7 +50,7 @@ def refusal(pattern: str, kind: Kind = Kind.FULL) -> str | None:
     if not _is_linear(pattern):
         return _refusal_of_hard(pattern, kind)
     try:
-        re.compile(kind.expression(pattern))
+        _compile(pattern, kind)
         _automaton(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         return f"is not a regular expression where PEFT puts it: {error}"
@@ -65,10 +65,16 @@ def _refusal_of_hard(pattern: str, kind: Kind) -> str | None:
     if _AMBIGUOUS_SET.search(pattern):
         return "has a set that a later Python would read otherwise"
     try:
-        re.compile(kind.expression(pattern))
+        _compile(pattern, kind)
     except (re.error, OverflowError, RecursionError) as error:
         return f"is not a regular expression where PEFT puts it: {error}"
     return None
+
+
+def _compile(pattern: str, kind: Kind) -> None:
+    # By itself too: "a)|(b" closes the group that PEFT puts around it.
+    re.compile(pattern)
+    re.compile(kind.expression(pattern))
 
 
 @dataclass(frozen=True, slots=True)

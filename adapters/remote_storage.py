@@ -29,7 +29,7 @@ from loraplex.adapters.errors import (
     CheckpointInvalid,
     TensorFileInvalid,
 )
-from loraplex.adapters.storage import STORED_FILES, AdapterHead, AdapterStore
+from loraplex.adapters.storage import STORED_FILES, AdapterHead, AdapterStore, check_file
 from loraplex.adapters.tensor_file import entries_of, header_bytes
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class RemoteStore:
             for file in sorted(home.iterdir()):
                 sizes[file.name] = file.stat().st_size
                 target = self._path(digest, folder, file.name)
-                self._files.put_file(str(file), target, callback=Progress("stored", target))
+                self._files.put_file(str(file), target, callback=TransferLog("stored", target))
             manifest = Manifest(folder, sizes)
             self._files.pipe_file(
                 self._path(digest, MANIFEST_FILE), msgspec.json.encode(manifest, order="sorted")
@@ -124,6 +124,16 @@ class RemoteStore:
             raise AdapterCorrupt(digest, "; ".join(map(str, parsed.problems)))
         return AdapterHead(parsed.config, entries)
 
+    def read_file(self, digest: str, name: str, sha256: str) -> bytes:
+        """See `Store.read_file`; nothing comes to the local folder."""
+        try:
+            return self._cache.read_file(digest, name, sha256)
+        except AdapterMissing:
+            files = self._manifest(digest).files
+        if name not in files:
+            raise AdapterCorrupt(digest, f"its {name} is gone")
+        return check_file(self._read(digest, name), digest, name, sha256)
+
     def remove(self, digest: str) -> None:
         """See `Store.remove`."""
         if not is_digest(digest):
@@ -148,9 +158,9 @@ class RemoteStore:
             and self._is_older(self._path(digest, MANIFEST_FILE), before_s)
         ]
 
-    def sweep(self, before_s: float) -> None:
-        """See `Store.sweep`: files that no `version.json` names, and the same in the folder."""
-        self._cache.sweep(before_s)
+    def remove_partial(self, before_s: float) -> None:
+        """See `Store.remove_partial`: files that no `version.json` names, and the same in the folder."""
+        self._cache.remove_partial(before_s)
         for digest, paths in self._homes().items():
             old = [path for path in paths if self._is_older(path, before_s)]
             try:
@@ -241,7 +251,7 @@ class RemoteStore:
                 source = self._path(digest, manifest.folder, name)
                 with _as_os_errors():
                     self._files.get_file(
-                        source, str(partial / name), callback=Progress("fetched", source)
+                        source, str(partial / name), callback=TransferLog("fetched", source)
                     )
 
         try:
@@ -258,15 +268,17 @@ class RemoteStore:
         """Let one thread at a time fetch a version: the others find it."""
         with self._lock:
             lock = self._coming.setdefault(digest, Lock())
-        with lock:
-            yield
-        with self._lock:
-            if not lock.locked():
-                self._coming.pop(digest, None)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                if not lock.locked():
+                    self._coming.pop(digest, None)
 
     def _make_room(self, keep: str) -> None:
         """Remove versions from the local folder that were opened longest ago."""
-        self._cache.sweep(time.time() - ABANDONED_S)
+        self._cache.remove_partial(time.time() - ABANDONED_S)
         homes = {}
         for home in self._cache_dir.glob("??/*"):
             try:
@@ -284,7 +296,7 @@ class RemoteStore:
                 excess -= size
 
 
-class Progress(Callback):  # type: ignore[misc]  # fsspec has no types
+class TransferLog(Callback):  # type: ignore[misc]  # fsspec has no types
     """Logs how far a long transfer of one file is."""
 
     def __init__(self, what: str, path: str) -> None:

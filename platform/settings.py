@@ -245,8 +245,8 @@ class Settings(BaseSettings):
         2,
         ge=1,
         le=64,
-        description="Such processes of a gateway, started when they are needed; one tenant uses "
-        "one at a time.",
+        description="Templates that run at a time in a gateway, one of a tenant; each tenant has a "
+        "process of its own, and the last few tenants' wait for their next one.",
     )
     self_test: Literal["auto", "reference", "off"] = Field(
         "auto",

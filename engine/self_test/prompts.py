@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from loraplex.adapters.config import AdapterConfig
+from loraplex.adapters.config_reader import MAX_INVOCATION_TOKENS
 
 PROMPT_LENGTHS = (5, 17, 33)
 """One that fits a KV block, and two that go beyond one by a token, of the usual sizes."""
 NUM_OUTPUT_TOKENS = 8
 MAX_OWN_TOKENS = 16
 """Of the tokens that an adapter retrained or added, so many are in a prompt."""
+
+MAX_PROMPT_TOKENS = max(PROMPT_LENGTHS) + MAX_OWN_TOKENS + MAX_INVOCATION_TOKENS
+"""Dense attention takes memory by the square of it."""
 
 TokenIds: TypeAlias = tuple[int, ...]
 
@@ -31,7 +35,8 @@ def make_prompts(
     tokens that switch it on stand in the middle of all, those that it retrained or added to the
     base's, `num_added`, in the middle of the last two. The second repeats itself.
 
-    They leave room for NUM_OUTPUT_TOKENS in the model's context, `max_model_len` tokens.
+    None is longer than MAX_PROMPT_TOKENS, and all leave room for NUM_OUTPUT_TOKENS in the model's
+    context, `max_model_len` tokens.
     """
     short, middle, long = PROMPT_LENGTHS
     motif = _spread(3, vocab_size)
@@ -40,7 +45,7 @@ def make_prompts(
     own += range(vocab_size, vocab_size + num_added)
     known = tuple(token for token in dict.fromkeys(own) if token < vocab_size + num_added)
     named = ((), known[:MAX_OWN_TOKENS], known[-MAX_OWN_TOKENS:])
-    room = max(1, max_model_len - NUM_OUTPUT_TOKENS)
+    room = min(max(1, max_model_len - NUM_OUTPUT_TOKENS), MAX_PROMPT_TOKENS)
     return tuple(
         _prompt(around, (*tokens, *config.invocation_tokens), config.invocation_tokens, room)
         for around, tokens in zip(plain, named, strict=True)

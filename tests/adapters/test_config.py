@@ -108,10 +108,10 @@ def test_an_initialisation_that_alters_the_base_is_refused(init):
         ("target_parameters", ["(a)"]),
         ("trainable_token_indices", [3, 3]),
         ("trainable_token_indices", [-1]),
+        ("trainable_token_indices", list(range(65_537))),
         ("trainable_token_indices", {"lm_head": []}),
         ("trainable_token_indices", {f"e{i}": [1] for i in range(1025)}),
         ("alora_invocation_tokens", [-1]),
-        ("alora_invocation_tokens", list(range(65_537))),
         ("bias", "some"),
         ("use_dora", 1),
         ("lora_bias", "yes"),
@@ -132,6 +132,16 @@ def test_patterns_of_both_fields_are_counted_together():
 def test_a_large_model_may_have_a_rank_and_an_alpha_for_each_of_its_modules():
     each = {f"model.layers.{i}.mlp.m{j}_proj": 4 for i in range(120) for j in range(7)}
     assert problems(rank_pattern=each, alpha_pattern=each) == ()
+
+
+def test_an_invocation_has_up_to_64_tokens_and_a_longer_one_is_refused_by_name():
+    def of(length):
+        return problems(task_type="CAUSAL_LM", alora_invocation_tokens=list(range(length)))
+
+    assert of(64) == ()
+    (problem,) = of(65)
+    assert problem.startswith("alora_invocation_tokens")
+    assert "holds 65 tokens; at most 64 are possible" in problem
 
 
 def test_layers_beside_a_regex_are_refused():

@@ -2,8 +2,9 @@ import re
 import time
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from peft.utils.other import get_pattern_key
 
 from loraplex.adapters import pattern_process, patterns
 from loraplex.adapters.errors import PatternTimeout
@@ -35,6 +36,24 @@ def test_an_accepted_pattern_matches_what_python_matches(pattern, paths):
     assert Matcher().suffix(pattern, paths) == {
         p for p in paths if re.match(rf"(.*\.)?({pattern})$", p)
     }
+
+
+@given(st.lists(PATTERNS | st.sampled_from(["(", ")", ")|(", "?:", "|"]), max_size=5), PATHS)
+@example(["self_attn)|(up_proj"], ["self_attn.q_proj", "up_proj"])
+def test_a_rule_is_refused_or_matches_what_peft_matches_whatever_its_parentheses(parts, paths):
+    rule = "".join(parts)
+    if refusal(rule, Kind.SUFFIX) is None:
+        # A path that no rule matches is its own key, and may be spelled as the rule is.
+        matched = {path for path in paths if path != rule and get_pattern_key([rule], path) == rule}
+        assert Matcher().suffix(rule, paths) - {rule} == matched
+
+
+@pytest.mark.parametrize("rule", ["self_attn)|(up_proj", "?:q_proj", "?i:Q_PROJ", "(?i:a))|(b"])
+def test_a_rule_that_closes_or_opens_peft_s_own_group_is_refused(rule):
+    re.compile(Kind.SUFFIX.expression(rule))
+    reason = refusal(rule, Kind.SUFFIX)
+    assert reason is not None
+    assert "is not a regular expression" in reason
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,13 @@ def test_a_version_comes_once_however_many_ask_for_it(tmp_path: Path) -> None:
     assert reader._coming == {}
 
 
+def test_nothing_is_kept_of_a_version_that_does_not_come(tmp_path: Path) -> None:
+    reader = RemoteStore(Counting(), "/a", tmp_path / "reader", GIB)
+    with pytest.raises(AdapterMissing):
+        reader.open("0" * 64)
+    assert reader._coming == {}
+
+
 def test_the_folder_keeps_what_was_used_last_within_its_bound(tmp_path: Path) -> None:
     files = Counting()
     several = checkpoints(tmp_path, 4)
@@ -144,9 +151,9 @@ def test_what_a_killed_writer_or_remover_left_in_the_bucket_is_swept_when_it_is_
     whole = set(files.find("/a"))
     store.put(half)
     files.rm_file(f"/a/{half.digest[:2]}/{half.digest}/version.json")
-    store.sweep(time.time() - 60)
+    store.remove_partial(time.time() - 60)
     assert len(files.find("/a")) == 5, "nothing of it is old"
-    store.sweep(time.time() + 60)
+    store.remove_partial(time.time() + 60)
     assert set(files.find("/a")) == whole
     assert store.stored(time.time() - 60) == []
     assert store.stored(time.time() + 60) == [kept.digest]

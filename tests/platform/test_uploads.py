@@ -316,6 +316,19 @@ async def test_a_name_with_its_tenant_is_told_to_come_without(
     assert "without the tenant" in error["message"]
 
 
+async def test_no_adapter_has_a_name_that_is_a_word_of_the_apis_paths(
+    gateway: Gateway, checkpoint: Path
+) -> None:
+    paths = [p.split("/") for p in gateway.app.openapi()["paths"] if "/adapters/" in p]
+    words = {parts[parts.index("adapters") + 1] for parts in paths}
+    words = {word for word in words if not word.startswith("{")}
+    assert words >= {"uploads", "import"}
+    for word in sorted(words | {"audit"}):
+        response = await upload(gateway, checkpoint, word)
+        assert (response.status_code, error_of(response)["param"]) == (400, "name")
+        assert word in error_of(response)["message"]
+
+
 async def test_a_disk_that_takes_no_more_is_503_and_leaves_nothing(gateway: Gateway) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, hard))

@@ -39,6 +39,15 @@ def test_an_adapter_acts_from_its_invocation_on() -> None:
         assert 0 < start < len(prompt.ids) - 3
 
 
+def test_no_prompt_is_long_whatever_an_adapter_names() -> None:
+    config = AdapterConfig(
+        trainable_tokens=(TrainableTokens(None, tuple(range(300))),),
+        invocation_tokens=tuple(range(65_536)),
+    )
+    for prompt in make_prompts(config, 320, 131_072):
+        assert len(prompt.ids) <= 113
+
+
 @pytest.mark.parametrize("max_model_len", [1, 9, 20])
 def test_prompts_leave_room_in_a_short_context(max_model_len: int) -> None:
     for prompt in make_prompts(AdapterConfig(), 320, max_model_len):

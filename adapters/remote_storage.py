@@ -129,10 +129,11 @@ class RemoteStore:
         try:
             return self._cache.read_file(digest, name, sha256)
         except AdapterMissing:
-            files = self._manifest(digest).files
-        if name not in files:
+            manifest = self._manifest(digest)
+        if name not in manifest.files:
             raise AdapterCorrupt(digest, f"its {name} is gone")
-        return check_file(self._read(digest, name), digest, name, sha256)
+        data = self._read(self._path(digest, manifest.folder, name))
+        return check_file(data, digest, name, sha256)
 
     def remove(self, digest: str) -> None:
         """See `Store.remove`."""

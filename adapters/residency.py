@@ -208,7 +208,7 @@ class Residency:
                 f"adapter {key.digest} has {entry.num_layers} layers; then it cannot have "
                 f"{num_layers} of {of_layers}"
             )
-        entry.num_layers, entry.of_layers = num_layers, of_layers
+        self._device.note_layers(key, num_layers, of_layers)
 
     def finish_load(self, key: AdapterKey) -> None:
         """The adapter arrived and may be leased."""
@@ -369,10 +369,7 @@ class Residency:
             self.demand.forget(key)
 
     def _touch(self, key: AdapterKey) -> None:
-        self._device.touch(key)
-        entry = self._device.get(key)
-        assert entry is not None
-        entry.used_s = self._clock()
+        self._device.use(key, self._clock())
 
     def _expect(self, key: AdapterKey, state: State) -> Entry:
         entry = self._device.get(key)

@@ -88,7 +88,7 @@ class Tier:
         return len(self._entries)
 
     def get(self, key: AdapterKey) -> Entry | None:
-        """The entry, if there is one. Change it through `change` alone."""
+        """The entry, if there is one. It is changed through this tier's methods alone."""
         return self._entries.get(key)
 
     def num_bytes(self, key: AdapterKey) -> int:
@@ -179,6 +179,16 @@ class Tier:
         entry = self._entries[key]
         was_evictable, entry.is_pinned = entry.is_evictable, is_pinned
         self._shift(key, entry, was_evictable=was_evictable)
+
+    def note_layers(self, key: AdapterKey, num_layers: int, of_layers: int) -> None:
+        """So many of its layers are there, of so many."""
+        entry = self._entries[key]
+        entry.num_layers, entry.of_layers = num_layers, of_layers
+
+    def use(self, key: AdapterKey, now_s: float) -> None:
+        """It is used now, and so is the one that was used last."""
+        self._entries[key].used_s = now_s
+        self.touch(key)
 
     def touch(self, key: AdapterKey) -> None:
         """It is the one that was used last."""

@@ -105,17 +105,21 @@ class AdapterBytes:
             await self._remove_unnamed(digest)
 
     async def sweep(self) -> None:
-        """Remove what lies in the store for long and no version of any tenant names."""
+        """Remove what lies in the store for long and no version of any tenant names. If the database
+        names nothing that is there, it is taken for that of another store, and all stays."""
         before_s = (self._now() - SWEEP).timestamp()
         await in_thread(lambda: self._store.remove_partial(before_s))
         stored = await in_thread(lambda: self._store.stored(before_s))
+        named: set[str] = set()
         for start in range(0, len(stored), _BATCH):
-            digests = stored[start : start + _BATCH]
             async with self._database.reader() as session:
-                named = await byte_claims.named(session, digests)
-            for digest in set(digests) - named:
-                if await self._remove_unnamed(digest):
-                    _log.info("removed adapter %s from the store: no version names it", digest)
+                named |= await byte_claims.named(session, stored[start : start + _BATCH])
+        if stored and not named:
+            _log.warning("no version names any of %d stored adapters; they stay", len(stored))
+            return
+        for digest in set(stored) - named:
+            if await self._remove_unnamed(digest):
+                _log.info("removed adapter %s from the store: no version names it", digest)
 
     async def _remove_unnamed(self, digest: str) -> bool:
         async with self._database.session() as session:

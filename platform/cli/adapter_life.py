@@ -4,6 +4,7 @@ Commands change the database. A gateway that runs learns of deletions by its nex
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,14 +43,9 @@ def retire(
 ) -> None:
     """Let no new request find a version; those that run on it go on."""
 
-    async def work(
-        session: "AsyncSession", act: "Act", adapter: "AdapterName", number: int
-    ) -> None:
-        from loraplex.adapters.registry import life_cycle
+    from loraplex.adapters.registry import life_cycle
 
-        await life_cycle.retire(session, act, adapter, number, force=force)
-
-    version = _change(name, work, data_dir, database_url)
+    version = _change(name, partial(life_cycle.retire, force=force), data_dir, database_url)
     _tell(version, "is retired: no new request finds it", as_json=as_json)
 
 
@@ -58,14 +54,11 @@ def restore(
 ) -> None:
     """Let requests find a retired version again."""
 
-    async def work(
-        session: "AsyncSession", act: "Act", adapter: "AdapterName", number: int
-    ) -> None:
-        from loraplex.adapters.registry import life_cycle
+    from loraplex.adapters.registry import life_cycle
 
-        await life_cycle.restore(session, act, adapter, number)
-
-    _tell(_change(name, work, data_dir, database_url), "can be called", as_json=as_json)
+    _tell(
+        _change(name, life_cycle.restore, data_dir, database_url), "can be called", as_json=as_json
+    )
 
 
 def pin(
@@ -73,14 +66,9 @@ def pin(
 ) -> None:
     """Keep a version in the worker's memory, as far as the tenant's adapter_pin_bytes go."""
 
-    async def work(
-        session: "AsyncSession", act: "Act", adapter: "AdapterName", number: int
-    ) -> None:
-        from loraplex.adapters.registry import pins
+    from loraplex.adapters.registry import pins
 
-        await pins.pin(session, act, adapter, number)
-
-    _tell(_change(name, work, data_dir, database_url), "is pinned", as_json=as_json)
+    _tell(_change(name, pins.pin, data_dir, database_url), "is pinned", as_json=as_json)
 
 
 def unpin(
@@ -88,14 +76,9 @@ def unpin(
 ) -> None:
     """Let a version be pushed out of the worker's memory again."""
 
-    async def work(
-        session: "AsyncSession", act: "Act", adapter: "AdapterName", number: int
-    ) -> None:
-        from loraplex.adapters.registry import pins
+    from loraplex.adapters.registry import pins
 
-        await pins.unpin(session, act, adapter, number)
-
-    _tell(_change(name, work, data_dir, database_url), "is not pinned", as_json=as_json)
+    _tell(_change(name, pins.unpin, data_dir, database_url), "is not pinned", as_json=as_json)
 
 
 def delete(

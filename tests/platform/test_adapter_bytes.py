@@ -67,6 +67,8 @@ async def test_an_upload_that_the_database_does_not_take_leaves_bytes_for_a_day_
     tenant, _ = await make_tenant(resources, "acme")
     database = FailingDatabase(resources.database)
     own = replace(resources, database=database)
+    other = build.save(tmp_path / "other", {"lora_alpha": 3})
+    kept = (await publish(own, tenant.id, "other", other)).digest
     verify = own.engine.verify
 
     async def away(*args: Any, **options: Any) -> object:
@@ -77,11 +79,11 @@ async def test_an_upload_that_the_database_does_not_take_leaves_bytes_for_a_day_
     with pytest.raises(type(AWAY)):
         await publish(own, tenant.id, "support", build.save(tmp_path / "mine"))
     database.error = None
-    (digest,) = stored(tmp_path)
+    (digest,) = {*stored(tmp_path)} - {kept}
     await swept(own, tmp_path, digest, age_s=DAY_S / 2)
-    assert stored(tmp_path) == [digest], "it could still be on its way"
+    assert len(stored(tmp_path)) == 2, "it could still be on its way"
     await swept(own, tmp_path, digest, age_s=3 * DAY_S)
-    assert stored(tmp_path) == []
+    assert stored(tmp_path) == [kept]
 
 
 async def swept(resources: Resources, folder: Path, digest: str, age_s: float) -> None:
@@ -105,6 +107,15 @@ async def test_a_sweep_leaves_what_any_tenant_has(gateway: Gateway, tmp_path: Pa
     await swept(gateway.resources, tmp_path, digest, age_s=3 * DAY_S)
     assert stored(tmp_path) == [digest]
     assert not list((tmp_path / "adapters").glob(".*"))
+
+
+async def test_a_store_of_which_the_database_knows_nothing_is_not_swept(
+    resources: Resources, tmp_path: Path
+) -> None:
+    checkpoint = inspect(build.save(tmp_path / "mine"), build.base())
+    resources.store.put(checkpoint)
+    await swept(resources, tmp_path, checkpoint.digest, age_s=3 * DAY_S)
+    assert stored(tmp_path) == [checkpoint.digest]
 
 
 async def test_a_store_that_fails_does_not_keep_a_removal_from_being_done_later(

@@ -21,7 +21,6 @@ from loraplex.adapters.registry import life_cycle, registry
 from loraplex.adapters.registry.names import AdapterName
 from loraplex.adapters.registry.registry import Standing
 from loraplex.adapters.storage import AdapterStore
-from loraplex.platform.adapter_uses import AdapterUses
 from loraplex.platform.app import create_app
 from loraplex.platform.services import Resources, build_services
 
@@ -197,47 +196,6 @@ async def test_a_request_that_is_not_yet_in_the_engine_is_ended_by_force_too(
     await gateway.assert_all_settled()
     await sweep(gateway)
     assert (await standing(gateway)).status == "deleted"
-
-
-async def test_a_sweep_waits_for_requests_that_were_being_resolved_when_it_began(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    uses = AdapterUses()
-    with uses.use() as use:
-        is_waited_for = asyncio.Event()
-        wait = use.is_known.wait
-
-        async def watched() -> bool:
-            is_waited_for.set()
-            return await wait()
-
-        monkeypatch.setattr(use.is_known, "wait", watched)
-        settled = asyncio.create_task(uses.settled())
-        async with asyncio.timeout(60):
-            await is_waited_for.wait()
-        assert not settled.done()
-        use.runs_on("acme/support@1")
-        await settled
-        assert uses.of("acme/support@1") == [use]
-    assert uses.of("acme/support@1") == []
-
-
-async def test_a_request_that_fails_while_it_is_resolved_is_not_waited_for() -> None:
-    uses, is_here, may_fail = AdapterUses(), asyncio.Event(), asyncio.Event()
-
-    async def fail() -> None:
-        with uses.use():
-            is_here.set()
-            await may_fail.wait()
-            raise RuntimeError
-
-    failing = asyncio.create_task(fail())
-    async with asyncio.timeout(60):
-        await is_here.wait()
-        may_fail.set()
-        await uses.settled()
-    with pytest.raises(RuntimeError):
-        await failing
 
 
 async def test_a_gateway_says_that_it_runs_while_its_sweep_waits(gateway: Gateway) -> None:

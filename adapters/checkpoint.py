@@ -30,7 +30,8 @@ TENSORS_FILE = "adapter_model.safetensors"
 MAX_PROBLEMS = 200
 """That one refusal tells; a file may have a hundred thousand tensors."""
 
-_PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+"""Suffixes of files that can run code when they are read."""
 _NO_LIMITS = Limits()
 _A = (Role.LORA_A, Role.EMBEDDING_A, Role.PARAMETER_A)
 _B = (Role.LORA_B, Role.EMBEDDING_B, Role.PARAMETER_B)
@@ -162,7 +163,7 @@ def _read_tensors(directory: Path, limits: Limits) -> tuple[tuple[TensorEntry, .
     problems = [
         Problem(file.name, "", "a pickle file can run code when read; save with safetensors")
         for file in sorted(directory.glob("adapter_model.*"))
-        if file.suffix in _PICKLES
+        if file.suffix in PICKLES
     ]
     try:
         size = path.stat().st_size

@@ -63,6 +63,8 @@ _RANGES: Mapping[str, tuple[type, float, float, bool]] = MappingProxyType(
         "repetition_penalty": (float, 0.01, 10, True),
     }
 )
+_ALWAYS = frozenset({"repetition_penalty"})
+"""In force whether tokens are sampled or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,9 @@ class _Reader:
         config = self._object(TOKENIZER_CONFIG_FILE)
         specials = self._special_tokens(self._object(SPECIAL_TOKENS_FILE) | config)
         template = self._template(config)
-        if template == self.base.chat_template and self._has_the_bases(specials):
-            template = None
+        if template in (None, self.base.chat_template):
+            # Other special tokens make another text of the same template.
+            template = self.base.chat_template if self._changes_the_bases(specials) else None
         tokenizer = self._tokenizer()
         profile = Profile(
             chat_template=template,
@@ -121,9 +124,9 @@ class _Reader:
         where = f"{GENERATION_FILE}: {name[:80]}"
         self.problems.append(Problem(where, repr(value)[:80], reason))
 
-    def _has_the_bases(self, specials: Mapping[str, str]) -> bool:
-        base = self.base.special_tokens
-        return all(specials.get(name, text) == text for name, text in base.items())
+    def _changes_the_bases(self, specials: Mapping[str, str]) -> bool:
+        template, base = self.base.chat_template or "", self.base.special_tokens
+        return any(name in template and base.get(name) != text for name, text in specials.items())
 
     def _bytes(self, name: str, limit: int = MAX_FILE_BYTES) -> bytes | None:
         """A file's content; None where there is none, or none that can be taken."""
@@ -151,11 +154,14 @@ class _Reader:
         data, name = self._bytes(TEMPLATE_FILE), TEMPLATE_FILE
         found: object = config.get("chat_template")
         if data is not None:
-            found = data.decode(errors="replace")
+            try:
+                found = data.decode()
+            except UnicodeDecodeError as error:
+                self._refuse(name, f"is not UTF-8 at byte {error.start}")
+                return None
         else:
             name = TOKENIZER_CONFIG_FILE
-        if isinstance(found, list):  # several by name
-            found = next((t.get("template") for t in found if _is_default(t)), None)
+            found = self._named_default(found) if isinstance(found, list) else found
         if found is not None and not isinstance(found, str):
             self._refuse(name, "chat_template is no text")
             return None
@@ -163,6 +169,16 @@ class _Reader:
             self._refuse(name, f"the template is longer than {MAX_TEMPLATE_CHARS} characters")
             return None
         return found
+
+    def _named_default(self, templates: list[object]) -> object:
+        """Of several templates by name the one that is served."""
+        named = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
+        if len(named) != len(templates):
+            self._refuse(TOKENIZER_CONFIG_FILE, "chat_template is no list of names and templates")
+        for name in sorted(map(str, named.keys() - {"default"})):
+            reason = f"chat_template {name[:60]!r} is never used; remove all but 'default'"
+            self._refuse(TOKENIZER_CONFIG_FILE, reason)
+        return named.get("default")
 
     def _special_tokens(self, config: dict[str, Any]) -> dict[str, str]:
         specials: dict[str, str] = {}
@@ -196,19 +212,31 @@ class _Reader:
     def _generation(self, config: dict[str, Any]) -> dict[str, Any]:
         """Fields of the profile that generation_config.json sets."""
         found: dict[str, Any] = {"stop_token_ids": self._stops(config.pop("eos_token_id", None))}
-        does_sample = config.pop("do_sample", False)
-        if not isinstance(does_sample, bool):
-            self._refuse_setting("do_sample", does_sample, "must be true or false")
-        for name in _RANGES:
-            value = self._number(name, config.pop(name, None))
-            if does_sample is True and value is not None:
-                found[name] = value
+        found |= self._sampling(config)
         for name, value in config.items():
             if value in (None, False, [], {}) or name in _NO_EFFECT:
                 continue
             if name not in _NEUTRAL or value != _NEUTRAL[name]:
                 self._refuse_setting(name, value, "is not served; remove it")
         return found
+
+    def _sampling(self, config: dict[str, Any]) -> dict[str, float]:
+        """Fields of the profile that say how tokens are drawn, taken out of the config. As in
+        transformers, one that does not sample takes the likeliest token, penalties included."""
+        does_sample = config.pop("do_sample", None)
+        if does_sample is not None and not isinstance(does_sample, bool):
+            self._refuse_setting("do_sample", does_sample, "must be true or false")
+        values = {name: self._number(name, config.pop(name, None)) for name in _RANGES}
+        found = {name: value for name, value in values.items() if value is not None}
+        if does_sample is True:
+            return found
+        penalty = {name: value for name, value in found.items() if name in _ALWAYS}
+        if does_sample is False:
+            return {"temperature": 0.0, **penalty}
+        for name in found.keys() - _ALWAYS:
+            reason = "says how to sample, but not do_sample whether to: set it to true or false"
+            self._refuse_setting(name, found[name], reason)
+        return penalty
 
     def _stops(self, value: object) -> tuple[int, ...]:
         ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -236,7 +264,3 @@ class _Reader:
             self._refuse_setting(name, value, f"must be {bound}{low} to {high}")
             return None
         return number
-
-
-def _is_default(template: object) -> bool:
-    return isinstance(template, dict) and template.get("name") == "default"

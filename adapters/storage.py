@@ -60,8 +60,18 @@ class Store(Protocol):
         """Config and header of a version, without reading its tensors. Raises as `open` does, and
         AdapterCorrupt where they cannot be read."""
 
+    def read_file(self, digest: str, name: str, sha256: str) -> bytes:
+        """One small file of a version, without the others. Raises as `open` does, and
+        AdapterCorrupt if it is not there or has another SHA-256."""
+
     def remove(self, digest: str) -> None:
         """Forget a version; one that is not there is no error. Who reads it reads on."""
+
+    def stored(self, before_s: float) -> list[str]:
+        """Digests of the versions that were stored before then, in seconds since the epoch."""
+
+    def sweep(self, before_s: float) -> None:
+        """Remove what killed processes left before then of versions that came or went."""
 
 
 class AdapterStore:
@@ -122,6 +132,10 @@ class AdapterStore:
         except (OSError, TensorFileInvalid) as error:
             raise AdapterCorrupt(digest, str(error)) from error
 
+    def read_file(self, digest: str, name: str, sha256: str) -> bytes:
+        """See `Store.read_file`."""
+        return _read_checked(self.open(digest), digest, name, sha256)
+
     def remove(self, digest: str) -> None:
         """See `Store.remove`. It disappears at once, whole."""
         if not is_digest(digest):
@@ -134,11 +148,17 @@ class AdapterStore:
         _sync(self._home(digest).parent)
         shutil.rmtree(leaving, ignore_errors=True)
 
+    def stored(self, before_s: float) -> list[str]:
+        """See `Store.stored`."""
+        homes = (home for home in self._root.glob("??/*") if is_digest(home.name))
+        return [home.name for home in homes if _is_older(home, before_s)]
+
     def sweep(self, before_s: float) -> None:
-        """Remove what killed processes left before then, in seconds since the epoch."""
-        for folder in self._root.glob(".*"):
-            if folder.stat().st_mtime < before_s:
-                shutil.rmtree(folder, ignore_errors=True)
+        """See `Store.sweep`."""
+        for pattern in (".*.partial", ".*.removed"):
+            for folder in self._root.glob(pattern):
+                if _is_older(folder, before_s):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _home(self, digest: str) -> Path:
         return self._root / digest[:2] / digest
@@ -148,8 +168,9 @@ def verify(home: Path, digest: str) -> None:
     """Read all that a folder holds. Raises AdapterCorrupt if it is not the version."""
     if compute_digest(home) != digest:
         raise AdapterCorrupt(digest, "its files changed while it was stored")
-    if profile_of(home).tokenizer_sha256 is not None:
-        read_tokenizer(home, digest)
+    tokenizer_sha256 = profile_of(home).tokenizer_sha256
+    if tokenizer_sha256 is not None:
+        _read_checked(home, digest, TOKENIZER_FILE, tokenizer_sha256)
 
 
 def profile_of(home: Path) -> Profile:
@@ -157,15 +178,19 @@ def profile_of(home: Path) -> Profile:
     return decode(read_profile(home))
 
 
-def read_tokenizer(home: Path, digest: str) -> bytes | None:
-    """A stored version's own tokenizer.json; None if it has the base's. Raises AdapterCorrupt."""
-    expected = profile_of(home).tokenizer_sha256
-    if expected is None:
-        return None
-    data = (home / TOKENIZER_FILE).read_bytes()
-    if hashlib.sha256(data).hexdigest() != expected:
-        raise AdapterCorrupt(digest, f"its {TOKENIZER_FILE} is another")
+def check_file(data: bytes, digest: str, name: str, sha256: str) -> bytes:
+    """The content of a version's file, if it is the one. Raises AdapterCorrupt."""
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise AdapterCorrupt(digest, f"its {name} is another")
     return data
+
+
+def _read_checked(home: Path, digest: str, name: str, sha256: str) -> bytes:
+    try:
+        data = (home / name).read_bytes()
+    except FileNotFoundError:
+        raise AdapterCorrupt(digest, f"its {name} is gone") from None
+    return check_file(data, digest, name, sha256)
 
 
 def _publish(partial: Path, home: Path) -> None:
@@ -181,6 +206,13 @@ def _publish(partial: Path, home: Path) -> None:
             raise
     _sync(home.parent)
     _sync(home.parent.parent)
+
+
+def _is_older(path: Path, before_s: float) -> bool:
+    try:
+        return path.stat().st_mtime < before_s
+    except FileNotFoundError:
+        return False  # another process removed it
 
 
 def _sync(path: Path) -> None:

@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from loraplex.platform import resumable
 from loraplex.platform.api import (
     adapter_uploads,
     adapters,
@@ -28,7 +29,6 @@ from loraplex.platform.console.composition import Console, build_console
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.middleware import BodyBounds, BodyLimit, RequestContext
 from loraplex.platform.problems import reply_for
-from loraplex.platform.receiving import sweep
 from loraplex.platform.services import Resources, Services, build_services
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def create_app(resources: Resources) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     services: Services = app.state.services
     resources = services.resources
-    await asyncio.to_thread(sweep, resources.settings, resources.clock())
+    await resumable.tidy(resources)
     await services.adapter_deletions.sweep()  # so that others know of this gateway, too
     console_parts: Console = app.state.console
     async with _beside(

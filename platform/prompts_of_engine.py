@@ -11,9 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from loraplex.adapters.errors import AdapterCorrupt
-from loraplex.adapters.profile import Profile
-from loraplex.adapters.storage import Store, read_tokenizer
+from loraplex.adapters.profile import TOKENIZER_FILE, Profile
+from loraplex.adapters.storage import Store
 from loraplex.engine.client import EngineClient
 from loraplex.engine.protocol import ModelInfo
 from loraplex.platform.errors import InvalidRequest, StorageUnavailable
@@ -24,6 +23,7 @@ from loraplex.tenants.ids import Entropy
 MAX_INLINE_CHARS = 2048
 """Longer prompts (about 1 ms of work) are encoded in a thread, so that the event loop runs on."""
 NUM_THREADS = 2
+NUM_LOADERS = 2
 MAX_TOKENIZERS = 8
 """Of adapters, kept in memory; a large one takes some hundred MiB."""
 
@@ -65,9 +65,12 @@ class PromptsOfEngine:
         self._entropy = entropy
         self._loading = asyncio.Lock()
         self._loaded: Prompts | None = None
-        self._own: OrderedDict[str, asyncio.Task[Prompts]] = OrderedDict()
-        """By the digest of the tokenizer, used last at the end."""
+        self._own: OrderedDict[tuple[str, str], asyncio.Future[Prompts]] = OrderedDict()
+        """By tenant and the digest of the tokenizer, used last at the end: no tenant learns from
+        the time or the error of a load what another one uses."""
         self._threads = ThreadPoolExecutor(NUM_THREADS, "prompts")
+        # Apart, since a store that is slow must not keep prompts waiting that need nothing of it.
+        self._loaders = ThreadPoolExecutor(NUM_LOADERS, "tokenizers")
 
     async def encode(self, prompt: Prompt, adapter: AdapterInUse | None = None) -> tuple[int, ...]:
         """The token ids of a prompt, at least one.
@@ -99,6 +102,7 @@ class PromptsOfEngine:
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False)
+        self._loaders.shutdown(wait=False)
 
     async def _encode_chat(
         self, prompts: Prompts, chat: Chat, adapter: AdapterInUse, source: str
@@ -124,32 +128,37 @@ class PromptsOfEngine:
 
     async def _own_tokenizer(self, model: ModelInfo, adapter: AdapterInUse) -> Prompts:
         """`Prompts` over the adapter's own tokenizer; loaded once, however many ask."""
-        key = adapter.profile.tokenizer_sha256
-        assert key is not None
-        task = self._own.get(key)
-        if task is None:
-            loading = self._in_thread(self._load_own, model, adapter.digest)
-            task = self._own[key] = asyncio.ensure_future(loading)
+        sha256 = adapter.profile.tokenizer_sha256
+        assert sha256 is not None
+        key = (adapter.tenant_id, sha256)
+        loading = self._own.get(key)
+        if loading is None:
+            loop = asyncio.get_running_loop()
+            loading = self._own[key] = loop.run_in_executor(
+                self._loaders, self._load_own, model, adapter.digest, sha256
+            )
             while len(self._own) > MAX_TOKENIZERS:
                 self._own.popitem(last=False)
         self._own.move_to_end(key)
         try:
-            prompts = await asyncio.shield(task)
+            prompts = await asyncio.shield(loading)
         except Exception:
-            self._own.pop(key, None)
+            self._forget(key, loading)
             raise
         if prompts.model.name != model.name or prompts.model.vocab_size != model.vocab_size:
-            self._own.pop(key, None)
+            self._forget(key, loading)
             return await self._own_tokenizer(model, adapter)
         return prompts
 
-    def _load_own(self, model: ModelInfo, digest: str) -> Prompts:
+    def _forget(self, key: tuple[str, str], loading: asyncio.Future[Prompts]) -> None:
+        if self._own.get(key) is loading:
+            del self._own[key]
+
+    def _load_own(self, model: ModelInfo, digest: str, sha256: str) -> Prompts:
         try:
-            data = read_tokenizer(self._store.open(digest), digest)
+            data = self._store.read_file(digest, TOKENIZER_FILE, sha256)
         except OSError as error:
             raise StorageUnavailable(error.strerror or str(error)) from error
-        if data is None:
-            raise AdapterCorrupt(digest, "its tokenizer is gone")
         own = msgspec.structs.replace(model, tokenizer_json=data)
         return Prompts(own, self._now, self._entropy)
 

@@ -3,7 +3,7 @@
 import os
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,12 +72,15 @@ def uploads_dir(settings: Settings) -> Path:
     return settings.data_dir / "uploads"
 
 
-def sweep(settings: Settings, now_s: float) -> None:
-    """Remove what killed processes left of uploads; `now_s` is in seconds since the epoch."""
+def remove_abandoned(settings: Settings, now_s: float, open_ids: Set[str] = frozenset()) -> None:
+    """Remove what killed processes left of uploads, but for those whose records are open; `now_s`
+    is in seconds since the epoch."""
     for folder in uploads_dir(settings).glob("*"):
+        if folder.name in open_ids:
+            continue
         with suppress(FileNotFoundError):  # another gateway did it
-            newest_s = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-            if now_s - newest_s > max(ABANDONED_S, settings.upload_expiry_s):
+            newest_s = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+            if now_s - newest_s > ABANDONED_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

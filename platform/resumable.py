@@ -23,7 +23,7 @@ from loraplex.platform.errors import (
     TooManyUploads,
     UploadOffsetMismatch,
 )
-from loraplex.platform.receiving import on_disk, uploads_dir
+from loraplex.platform.receiving import on_disk, remove_abandoned, uploads_dir
 from loraplex.platform.services import Resources
 from loraplex.platform.upload_files import ADAPTER_FILES, check_files
 from loraplex.platform.uploads import Begun, check_name, publish
@@ -36,7 +36,7 @@ RECEIVED_DIR = "files"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class UploadProgress:
     """An upload, and how much of it is there."""
 
     record: UploadRecord
@@ -46,7 +46,7 @@ class Progress:
 
 async def begin(
     resources: Resources, tenant_id: str, name: str, files: Mapping[str, int]
-) -> Progress:
+) -> UploadProgress:
     """Announce an upload: the files of an adapter and their lengths in bytes.
 
     Raises InvalidRequest, BodyTooLarge, TooManyUploads, StorageUnavailable.
@@ -60,7 +60,7 @@ async def begin(
     await on_disk(lambda: (folder / RECEIVED_DIR).mkdir(parents=True))
     try:
         async with resources.database.session() as session:
-            open_ones = [u for u in await uploads.list_open(session, tenant_id) if u.source is None]
+            open_ones = await uploads.lock_uploading(session, tenant_id)
             _check_open(
                 resources, [*(sum(u.files.values()) for u in open_ones), sum(files.values())]
             )
@@ -69,23 +69,23 @@ async def begin(
     except BaseException:
         await on_disk(lambda: shutil.rmtree(folder, ignore_errors=True))
         raise
-    return Progress(record, dict.fromkeys(files, 0))
+    return UploadProgress(record, dict.fromkeys(files, 0))
 
 
-async def look(resources: Resources, tenant_id: str, upload_id: str) -> Progress:
+async def look(resources: Resources, tenant_id: str, upload_id: str) -> UploadProgress:
     """How an upload stands. Raises UploadNotFound."""
     async with resources.database.reader() as session:
         record = await uploads.get(session, tenant_id, upload_id)
     return await progress_of(resources, record)
 
 
-async def progress_of(resources: Resources, record: UploadRecord) -> Progress:
+async def progress_of(resources: Resources, record: UploadRecord) -> UploadProgress:
     """How much of an upload is there."""
     if record.status != "uploading":
-        return Progress(record, record.files if record.status != "cancelled" else {})
+        return UploadProgress(record, record.files if record.status != "cancelled" else {})
     folder = _folder(resources, record.id) / RECEIVED_DIR
     offsets = await on_disk(lambda: {name: _size(folder / name) for name in record.files})
-    return Progress(record, offsets)
+    return UploadProgress(record, offsets)
 
 
 async def append(
@@ -165,12 +165,23 @@ async def cancel(resources: Resources, tenant_id: str, upload_id: str) -> None:
 
 async def expire(resources: Resources) -> None:
     """Cancel uploads to which nothing came for long."""
-    now = resources.now()
-    before = now - timedelta(seconds=max(CHECK_S, resources.settings.upload_expiry_s))
+    now, settings = resources.now(), resources.settings
+    # Bytes are noted when a request's last one came, which may take so long.
+    patience_s = max(CHECK_S, settings.upload_timeout_s, settings.upload_expiry_s)
+    before = now - timedelta(seconds=patience_s)
     async with resources.database.session() as session:
         expired = await uploads.expire(session, before, now)
     for upload_id in expired:
         await _remove(resources, upload_id)
+
+
+async def tidy(resources: Resources) -> None:
+    """Expire uploads, and remove what killed processes left of any kind of upload."""
+    await expire(resources)
+    async with resources.database.reader() as session:
+        open_ids = await uploads.open_ids(session)
+    settings, now_s = resources.settings, resources.clock()
+    await on_disk(lambda: remove_abandoned(settings, now_s, open_ids))
 
 
 async def _publish(

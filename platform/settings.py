@@ -11,6 +11,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEMO_MODEL = "demo"
 """What `model` says for the base model of the demo."""
+CLIENT_VARIABLES = frozenset({"LORAPLEX_URL", "LORAPLEX_KEY"})
+"""What commands read that talk to a gateway from elsewhere; no settings of a process."""
 
 
 class Settings(BaseSettings):
@@ -245,8 +247,8 @@ class Settings(BaseSettings):
         2,
         ge=1,
         le=64,
-        description="Such processes of a gateway, started when they are needed; one tenant uses "
-        "one at a time.",
+        description="Templates that run at a time in a gateway, one of a tenant; each tenant has a "
+        "process of its own, and the last few tenants' wait for their next one.",
     )
     self_test: Literal["auto", "reference", "off"] = Field(
         "auto",
@@ -282,7 +284,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _every_variable_is_a_setting(self) -> Self:
-        known = {f"LORAPLEX_{name.upper()}" for name in type(self).model_fields}
+        known = {f"LORAPLEX_{name.upper()}" for name in type(self).model_fields} | CLIENT_VARIABLES
         for name in sorted(os.environ):
             if name.upper().startswith("LORAPLEX_") and name.upper() not in known:
                 close = get_close_matches(name.upper(), known, 1)

@@ -6,11 +6,13 @@ import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from loraplex.platform import template_environment
 
@@ -25,6 +27,10 @@ START_S = 60.0
 MIN_MAX_CHARS = 64 * 1024
 GROWTH = 16
 """A conversation may grow this many times when it is rendered, beyond what any may have."""
+MAX_CHAR_BYTES = 12
+"""Of a character in an answer: JSON writes those beyond 16 bits as two escapes."""
+MAX_IDLE = 8
+"""Processes that are kept for the next template of their owners."""
 
 
 class TemplateFailed(Exception):
@@ -54,14 +60,16 @@ class Template:
 class TemplateProcesses:
     """A small pool; processes start when they are needed, and are replaced when they end.
 
-    What is in a process: jinja2, templates and the conversation at hand. It has an empty
-    environment, no open file but its two pipes, and can open none.
+    What is in a process: jinja2, one owner's templates and the conversation at hand. It has an
+    empty environment, no open file but its two pipes, and can open none. It never serves another
+    owner: a template that got out of the sandbox could keep what it sees for its next answer.
     """
 
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
         self._free = asyncio.Semaphore(limits.num_processes)
-        self._idle: list[Process] = []
+        self._idle: OrderedDict[str, Process] = OrderedDict()
+        """By owner, used last at the end."""
         self._owners: dict[str, _Owner] = {}
         self._all: set[Process] = set()
 
@@ -71,14 +79,15 @@ class TemplateProcesses:
         Raises:
             TemplateFailed: the template refused it, or took more than it may.
         """
-        asked = _frame(self._limits, template, messages)
-        async with self._turn_of(template.owner):
-            reply = await self._reply(asked) or await self._reply(asked)
+        asked = _asked(self._limits, template, messages)
+        owner = template.owner
+        async with self._turn_of(owner):
+            reply = await self._reply(owner, asked) or await self._reply(owner, asked)
         if reply is None:
             raise TemplateFailed("its process was ended twice")
-        if "refused" in reply:
-            raise TemplateFailed(reply["refused"])
-        return str(reply["text"])
+        if reply.refused is not None:
+            raise TemplateFailed(reply.refused)
+        return reply.text
 
     async def close(self) -> None:
         """End all processes."""
@@ -86,39 +95,47 @@ class TemplateProcesses:
             await self._end(process)
         self._idle.clear()
 
-    async def _reply(self, asked: bytes) -> dict[str, Any] | None:
+    async def _reply(self, owner: str, asked: "_Asked") -> "_Reply | None":
         """What a process answers; None if it was ended meanwhile, by nobody here."""
         async with self._free:
-            process = await self._take()
+            process = await self._take(owner)
             try:
-                data = await self._exchange(process, asked)
+                reply = await self._exchange(process, asked)
             except (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError):
                 status = await self._end(process)
                 if status != -signal.SIGPROF:
                     _log.warning("a template's process ended with status %d", status)
                     return None
-                data = json.dumps({"refused": _too_long(self._limits)}).encode()
+                reply = _Reply(refused=_too_long(self._limits))
+            except ValueError:
+                await self._end(process)
+                _log.warning("a template's process gave what is no answer")
+                raise TemplateFailed("its process gave what is no answer") from None
             except TimeoutError:
                 await self._end(process)
                 raise TemplateFailed(_too_long(self._limits)) from None
             except BaseException:
                 await self._end(process)  # its next answer would be to this conversation
                 raise
-            reply: dict[str, Any] = json.loads(data)
-            if "spent" in reply:
+            if reply.spent is not None:
                 await self._end(process)
             if process in self._all:
-                self._idle.append(process)
+                self._idle[owner] = process
+            while len(self._idle) > MAX_IDLE:
+                await self._end(self._idle.popitem(last=False)[1])
         return reply
 
-    async def _exchange(self, process: Process, asked: bytes) -> bytes:
+    async def _exchange(self, process: Process, asked: "_Asked") -> "_Reply":
+        """Raises ValueError for what no template's process writes while it is sound."""
         assert process.stdin is not None
         assert process.stdout is not None
         async with asyncio.timeout(START_S + WALL_FACTOR * self._limits.timeout_s):
-            process.stdin.write(asked)
+            process.stdin.write(asked.frame)
             await process.stdin.drain()
             length = int.from_bytes(await process.stdout.readexactly(4), "little")
-            return await process.stdout.readexactly(length)
+            if length > asked.max_reply_bytes:
+                raise ValueError(f"an answer of {length} bytes")
+            return msgspec.json.decode(await process.stdout.readexactly(length), type=_Reply)
 
     @asynccontextmanager
     async def _turn_of(self, owner: str) -> AsyncIterator[None]:
@@ -133,10 +150,10 @@ class TemplateProcesses:
             if not entry.num_waiting:
                 self._owners.pop(owner, None)
 
-    async def _take(self) -> Process:
-        """One that lives: an idle one, or a new one."""
-        while self._idle:
-            process = self._idle.pop()
+    async def _take(self, owner: str) -> Process:
+        """One that lives: the owner's idle one, or a new one."""
+        process = self._idle.pop(owner, None)
+        if process is not None:
             if process.returncode is None:
                 return process
             await self._end(process)
@@ -172,17 +189,32 @@ class _Owner:
     num_waiting: int = 0
 
 
-def _frame(limits: TemplateLimits, template: Template, messages: list[dict[str, str]]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    frame: bytes
+    max_reply_bytes: int
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    text: str = ""
+    refused: str | None = None
+    spent: str | None = None
+
+
+def _asked(limits: TemplateLimits, template: Template, messages: list[dict[str, str]]) -> _Asked:
     num_chars = sum(len(message["content"]) for message in messages)
+    max_chars = MIN_MAX_CHARS + GROWTH * num_chars
     asked = {
         "source": template.source,
         "special_tokens": dict(template.special_tokens),
         "messages": messages,
         "timeout_s": limits.timeout_s,
-        "max_chars": MIN_MAX_CHARS + GROWTH * num_chars,
+        "max_chars": max_chars,
     }
     body = json.dumps(asked).encode()
-    return len(body).to_bytes(4, "little") + body
+    # What stands around the text is less than the shortest text may have.
+    max_reply_bytes = MAX_CHAR_BYTES * (max_chars + MIN_MAX_CHARS)
+    return _Asked(len(body).to_bytes(4, "little") + body, max_reply_bytes)
 
 
 def _too_long(limits: TemplateLimits) -> str:

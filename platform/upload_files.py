@@ -3,14 +3,13 @@
 from collections.abc import Set
 from pathlib import PurePosixPath
 
-from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
+from loraplex.adapters.checkpoint import CONFIG_FILE, PICKLES, TENSORS_FILE
 from loraplex.adapters.profile_files import PROFILE_FILES
 from loraplex.platform.errors import InvalidRequest
 
 REQUIRED_FILES = (CONFIG_FILE, TENSORS_FILE)
 ADAPTER_FILES = (*REQUIRED_FILES, *PROFILE_FILES)
 """All that are taken, in whatever way they come."""
-_PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 
 
 def check_files(names: Set[str]) -> None:
@@ -23,4 +22,4 @@ def check_files(names: Set[str]) -> None:
 def is_pickle(name: str) -> bool:
     """True for weights of an adapter in a form that is not taken."""
     path = PurePosixPath(name)
-    return path.stem == "adapter_model" and path.suffix in _PICKLES
+    return path.stem == "adapter_model" and path.suffix in PICKLES

@@ -7,6 +7,7 @@ from pathlib import Path
 from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.registry import registry, storage_use, uploads
 from loraplex.adapters.registry.errors import RegistryError
+from loraplex.adapters.registry.names import check_adapter_name
 from loraplex.adapters.registry.registry import Publication, PublishedVersion
 from loraplex.adapters.registry.uploads import NewUpload
 from loraplex.engine.errors import EngineUnavailable
@@ -19,7 +20,7 @@ from loraplex.platform.services import Resources
 from loraplex.tenants import audit, directory
 from loraplex.tenants.audit import Act
 from loraplex.tenants.errors import NameInvalid
-from loraplex.tenants.ids import check_slug, new_id
+from loraplex.tenants.ids import new_id
 
 MAX_TOLD_PROBLEMS = 20
 """Of a refused adapter, in the audit log."""
@@ -95,7 +96,7 @@ async def publish(
 def check_name(name: str) -> None:
     """Raise InvalidRequest unless an adapter may have the name."""
     try:
-        check_slug(name, "The adapter's name")
+        check_adapter_name(name)
     except NameInvalid as error:
         hint = " Give it without the tenant." if "/" in name else ""
         raise InvalidRequest(f"{error}{hint}", "name") from None

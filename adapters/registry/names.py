@@ -4,9 +4,12 @@ import re
 from dataclasses import dataclass
 
 from loraplex.adapters.registry.errors import ModelNotFound
-from loraplex.tenants.ids import SLUG
+from loraplex.tenants.errors import NameInvalid
+from loraplex.tenants.ids import SLUG, check_slug
 
 _MODEL = re.compile(rf"({SLUG})/({SLUG})(?:@([1-9][0-9]{{0,8}})|:({SLUG}))?")
+RESERVED = frozenset({"audit", "import", "uploads"})
+"""What stands in the API's paths where an adapter's name could stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,15 @@ def parse(model: str) -> ModelName | None:
         return None
     version = None if match[3] is None else int(match[3])
     return ModelName(match[1], match[2], version, match[4])
+
+
+def check_adapter_name(name: str) -> None:
+    """Raise NameInvalid unless an adapter may have the name."""
+    check_slug(name, "The adapter's name")
+    if name in RESERVED:
+        raise NameInvalid(
+            f"The adapter's name {name!r} is a word of the API's own paths; choose another."
+        )
 
 
 def not_found(model: str) -> ModelNotFound:

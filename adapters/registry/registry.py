@@ -11,12 +11,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.registry import storage_use
 from loraplex.adapters.registry.errors import VersionConflict
-from loraplex.adapters.registry.names import AdapterName, not_found
+from loraplex.adapters.registry.names import AdapterName, check_adapter_name, not_found
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
 from loraplex.tenants import audit
 from loraplex.tenants.audit import Act
 from loraplex.tenants.dialects import insert_unless_there
-from loraplex.tenants.ids import check_slug
 from loraplex.tenants.tables import Tenant
 
 Keep = Callable[[], Awaitable[object]]
@@ -89,11 +88,11 @@ async def publish(
     `keep` is called while nobody can remove the bytes, and so is quick where they are there.
 
     Raises:
-        NameInvalid: the name is not a slug.
+        NameInvalid: the name is not a slug, or reserved.
         VersionConflict: it has the checkpoint already, for another base model.
         AdapterTooLarge, StorageLimitReached: a limit of the tenant.
     """
-    check_slug(publication.name, "The adapter's name")
+    check_adapter_name(publication.name)
     await storage_use.check_limits(session, tenant_id, publication)
     act = Act(actor, now)
     adapter_id = await _made_adapter(session, tenant_id, publication.name, now)

@@ -12,6 +12,7 @@ from loraplex.adapters.errors import Problem
 from loraplex.adapters.registry.errors import UploadConflict, UploadNotFound
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.adapters.registry.tables import Adapter, AdapterUpload, AdapterVersion
+from loraplex.tenants.dialects import lock_text
 from loraplex.tenants.tables import Tenant
 
 OPEN = ("uploading", "validating")
@@ -81,10 +82,18 @@ async def list_uploads(session: AsyncSession, tenant_id: str, limit: int) -> lis
     return [_record(*row) for row in await session.execute(query.limit(limit))]
 
 
-async def list_open(session: AsyncSession, tenant_id: str) -> list[UploadRecord]:
-    """Return the uploads of a tenant that are not over."""
-    query = _records(tenant_id).where(AdapterUpload.status.in_(OPEN))
+async def lock_uploading(session: AsyncSession, tenant_id: str) -> list[UploadRecord]:
+    """Return the uploads of a tenant to which bytes may come; until this transaction ends, no other
+    one that asks for them begins one."""
+    await lock_text(session, f"uploads of {tenant_id}")
+    query = _records(tenant_id).where(AdapterUpload.status == "uploading")
     return [_record(*row) for row in await session.execute(query)]
+
+
+async def open_ids(session: AsyncSession) -> frozenset[str]:
+    """Ids of the uploads of all tenants that are not over."""
+    query = select(AdapterUpload.id).where(AdapterUpload.status.in_(OPEN))
+    return frozenset(await session.scalars(query))
 
 
 async def claim(

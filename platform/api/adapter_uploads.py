@@ -15,7 +15,7 @@ from loraplex.platform.api.views import AdapterVersionView
 from loraplex.platform.deps import Caller, ServicesOf, body_of, chunks_of
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.imports import Reference, import_adapter
-from loraplex.platform.resumable import Piece, Progress
+from loraplex.platform.resumable import Piece, UploadProgress
 
 router = APIRouter(tags=["adapters"])
 
@@ -86,7 +86,7 @@ class UploadView(View):
     updated_at: datetime
 
     @classmethod
-    def of(cls, progress: Progress) -> Self:
+    def of(cls, progress: UploadProgress) -> Self:
         """Show it."""
         record, offsets = progress.record, progress.offsets
         return cls(

@@ -82,15 +82,15 @@ async def publish_folder(
 ) -> Pushed:
     """Check a checkpoint's folder with all that it brings, store it, publish it."""
     from loraplex.adapters.registry import registry, resolution, storage_use
+    from loraplex.adapters.registry.names import check_adapter_name
     from loraplex.adapters.registry.registry import Publication
     from loraplex.tenants import audit
     from loraplex.tenants import directory as tenants
-    from loraplex.tenants.ids import check_slug
 
     tenant, adapter = target
     async with context.database.reader() as session:
         owner = await tenants.get_by_name(session, tenant)
-    check_slug(adapter, "The adapter's name")
+    check_adapter_name(adapter)
     base = _base_model(context.settings, model)
     checked = await _checked(context.settings, directory, base, owner.id)
     checkpoint = checked.checkpoint
@@ -154,19 +154,17 @@ async def _checked(
 
     from loraplex.adapters.checkpoint import inspect
     from loraplex.adapters.profile import Profile
-    from loraplex.adapters.profile_files import PROFILE_FILES, own_vocab_size
+    from loraplex.adapters.profile_files import PROFILE_FILES
     from loraplex.platform.adapter_checks import CheckedAdapter, Checker, check_folder
     from loraplex.platform.base_info import info_of
     from loraplex.platform.services import template_processes
 
     _check_is_checkpoint(directory)
-    if not any((directory / name).is_file() for name in PROFILE_FILES):
-        checkpoint = inspect(directory, base.shapes)
-        profile = Profile(
-            invocation_tokens=checkpoint.config.invocation_tokens,
-            vocab_size=own_vocab_size(directory, base.shapes),
-        )
-        return CheckedAdapter(checkpoint, profile)
+    checkpoint = inspect(directory, base.shapes)
+    brings = any((directory / name).is_file() for name in PROFILE_FILES)
+    if not brings and checkpoint.vocab_size is None:  # one with tokens of its own needs them named
+        invocation_tokens = checkpoint.config.invocation_tokens
+        return CheckedAdapter(checkpoint, Profile(invocation_tokens=invocation_tokens))
     try:
         info = info_of(base.name, base.path, base.shapes)
     except (OSError, ValueError) as error:

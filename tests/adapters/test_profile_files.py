@@ -62,7 +62,6 @@ def test_merges_that_are_written_in_another_form_are_the_same(tmp_path: Path) ->
 def test_a_template_of_its_own_comes_with_the_special_tokens_it_names(tmp_path: Path) -> None:
     config = {
         "chat_template": [
-            {"name": "tool_use", "template": "no"},
             {"name": "default", "template": "yes"},
         ],
         "eos_token": {"content": "</s>", "special": True},
@@ -95,9 +94,34 @@ def test_tokens_that_end_and_sampling_come_from_the_generation_config(tmp_path: 
     )
 
 
-def test_sampling_counts_only_where_the_config_samples(tmp_path: Path) -> None:
-    found = read(tmp_path, generation_config_json={"temperature": 0.6, "eos_token_id": 2})
-    assert found == ReadProfile(Profile(stop_token_ids=(2,)), ())
+def test_a_config_that_does_not_sample_takes_the_likeliest_token(tmp_path: Path) -> None:
+    config = {"do_sample": False, "temperature": 0.6, "top_k": 5, "repetition_penalty": 1.5}
+    found = read(tmp_path, generation_config_json=config)
+    assert found == ReadProfile(Profile(temperature=0.0, repetition_penalty=1.5), ())
+
+
+def test_a_config_that_says_nothing_of_sampling_leaves_it_to_requests(tmp_path: Path) -> None:
+    config = {"eos_token_id": 2, "repetition_penalty": 1.5}
+    found = read(tmp_path, generation_config_json=config)
+    assert found == ReadProfile(Profile(stop_token_ids=(2,), repetition_penalty=1.5), ())
+
+
+def test_special_tokens_that_the_bases_template_names_make_another_text_of_it(
+    tmp_path: Path,
+) -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    base = BaseWays(MODEL.tokenizer_json, template, MODEL.special_tokens, MODEL.vocab_size)
+    (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "x", "eos_token": "y"}')
+    assert read_profile_files(tmp_path, base).profile == Profile()
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<s>"}')
+    profile = read_profile_files(tmp_path, base).profile
+    assert (profile.chat_template, profile.special_tokens["bos_token"]) == (template, "<s>")
+
+
+def test_templates_that_no_request_could_use_are_refused_by_name(tmp_path: Path) -> None:
+    templates = [{"name": n, "template": "x"} for n in ("default", "rag", "tool_use")]
+    found = read(tmp_path, tokenizer_config_json={"chat_template": templates})
+    assert [p.reason.split("'")[1] for p in found.problems] == ["rag", "tool_use"]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +139,8 @@ def test_sampling_counts_only_where_the_config_samples(tmp_path: Path) -> None:
         ({"do_sample": True, "top_k": 2.5}, "top_k"),
         ({"do_sample": True, "temperature": True}, "temperature"),
         ({"do_sample": "yes"}, "do_sample"),
+        ({"do_sample": 1}, "do_sample"),
+        ({"temperature": 0.6}, "temperature"),
         ([], "generation_config.json"),
     ],
 )
@@ -131,6 +157,8 @@ def test_a_generation_config_that_is_not_served_is_refused_by_field(
         {"tokenizer_config_json": b"{"},
         {"tokenizer_config_json": b"[" * 100_000},
         {"tokenizer_config_json": {"chat_template": 5}},
+        {"tokenizer_config_json": {"chat_template": ["x"]}},
+        {"chat_template_jinja": b"caf\xe9"},
         {"chat_template_jinja": b"x" * 70_000},
         {"chat_template_jinja": b"x" * 5_000_000},
         {"tokenizer_config_json": {f"t{i}_token": "x" for i in range(40)}},

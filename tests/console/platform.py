@@ -136,7 +136,7 @@ async def _listening(app: FastAPI, *, lifespan: bool) -> AsyncIterator[str]:
 def _model(name: str) -> object:
     base = build.base()
     shapes = LinearShapes(
-        linears=dict(base.linears), embeddings=tuple(base.embeddings), heads=tuple(base.heads)
+        linears=dict(base.linears), embeddings=dict(base.embeddings), heads=tuple(base.heads)
     )
     return model_info(name=name, shapes=shapes)
 

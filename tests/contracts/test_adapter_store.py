@@ -17,7 +17,7 @@ from loraplex.adapters.digest import with_profile
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing, CheckpointInvalid
 from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.profile import Profile
-from loraplex.adapters.storage import Store, profile_of, read_tokenizer
+from loraplex.adapters.storage import Store, profile_of
 
 GIB = 1 << 30
 
@@ -76,9 +76,16 @@ def test_a_profile_and_its_tokenizer_are_stored_under_a_digest_of_their_own(
     version = replace(checkpoint, digest=with_profile(checkpoint.digest, profile.kept()))
     assert version.digest != checkpoint.digest
     store.put(version, profile.kept())
-    home = opened(url, tmp_path / "other").open(version.digest)
+    elsewhere, asked = tmp_path / "other", (version.digest, "tokenizer.json")
+    sha256 = hashlib.sha256(tokenizer).hexdigest()
+    assert opened(url, elsewhere).read_file(*asked, sha256) == tokenizer
+    assert not list(elsewhere.rglob(TENSORS_FILE)), "only that file was read"
+    home = opened(url, elsewhere).open(version.digest)
     assert profile_of(home) == profile
-    assert read_tokenizer(home, version.digest) == tokenizer
+    for reader in (opened(url, elsewhere), opened(url, tmp_path / "third")):
+        assert reader.read_file(*asked, sha256) == tokenizer
+        with pytest.raises(AdapterCorrupt, match="another"):
+            reader.read_file(*asked, "0" * 64)
     with pytest.raises(AdapterMissing):
         store.open(checkpoint.digest)
 
@@ -99,6 +106,8 @@ def test_what_is_stored_is_not_read_again(store: Store, checkpoint: Checkpoint) 
 def test_an_absent_version_is_missing(store: Store) -> None:
     with pytest.raises(AdapterMissing):
         store.open("0" * 64)
+    with pytest.raises(AdapterMissing):
+        store.read_file("0" * 64, CONFIG_FILE, "0" * 64)
     with pytest.raises(AdapterMissing):
         store.head("0" * 64)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests import tiny_models
 from tests.engine.architectures import ARCHITECTURES
-from transformers import Gemma3TextConfig
+from transformers import Gemma3TextConfig, PhiConfig
 
 from loraplex.adapters.weights import AdapterWeights
 
@@ -19,6 +19,9 @@ MODELS = MappingProxyType(
         "gpt2": ARCHITECTURES["GPT-2"].config,
         "scaled": Gemma3TextConfig(
             **{**ARCHITECTURES["Gemma 3 (text)"].config.to_dict(), "initializer_range": 0.1}
+        ),
+        "biased head": PhiConfig(
+            **tiny_models.sizes(tie_word_embeddings=False, partial_rotary_factor=0.5)
         ),
         "capped": ARCHITECTURES["Gemma 2"].config,
     }
@@ -180,6 +183,26 @@ CASES: Mapping[str, Case] = MappingProxyType(
             use_dora=True,
         ),
         "added vocabulary, capped": _case("capped", "tokens", num_tokens=_ADDED),
+        "use_dora on a biased head": _case(
+            "biased head", "gain offset", "lm_head", use_dora=True, target_modules=["lm_head"]
+        ),
+        "bias all with a biased head": _case(
+            "biased head", "offset", bias="all", target_modules=["q_proj", "lm_head"]
+        ),
+        "modules_to_save of a biased head": _case(
+            "biased head", "weight bias", target_modules=["fc1"], modules_to_save=["lm_head"]
+        ),
+        # PEFT computes such a head without its bias.
+        "trainable_token_indices of a biased head": _case(
+            "biased head",
+            "offset tokens",
+            "lm_head",
+            target_modules=["fc2"],
+            trainable_token_indices={"lm_head": [*range(9, 200)]},
+        ),
+        "added vocabulary with a biased head": _case(
+            "biased head", "tokens", target_modules=["dense"], num_tokens=_ADDED
+        ),
         "rank 1": _case("untied", "pairs", r=1),
         "rank 512": _case("untied", "pairs", r=512, lora_alpha=64),
     }

@@ -11,6 +11,7 @@ from tests.engine import build
 from tests.engine.simulated_runner import SimulatedRunner
 
 from loraplex.adapters.errors import ResidencyViolation
+from loraplex.adapters.reservations import Reservations
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.kv_blocks import BlockPool
@@ -108,8 +109,10 @@ def test_an_adapter_that_runs_or_is_waited_for_is_not_given_up_for_blocks() -> N
 
 def test_a_tenant_at_its_cap_is_lent_nothing() -> None:
     residency = Residency(4)
-    assert residency.missing_bytes(6, "t") == 2
-    assert residency.missing_bytes(4, "t") is None
+    assert residency.missing_bytes(4, "t") is None, "it has room without"
+    residency.reserve(Reservations(1, caps={"t": 5}))
+    assert residency.missing_bytes(6, "t") is None
+    assert residency.missing_bytes(6, "u") == 2
 
 
 def test_adapters_keep_their_floor() -> None:

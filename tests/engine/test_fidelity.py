@@ -4,7 +4,7 @@ The cases of one model run together, beside requests to the base model, once by 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -17,11 +17,13 @@ from tests.engine.packed_greedy import Request
 from tests.engine.served import RecordingRunner, serve
 from tests.engine.trained import load_trained, save_trained
 
+from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.effects import LoraPair, ModuleEffect
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
-from loraplex.adapters.weights import AdapterWeights
+from loraplex.adapters.weights import AdapterWeights, read
 from loraplex.engine.config import ModelConfig
-from loraplex.engine.model import load_model
+from loraplex.engine.model import LoadedModel, load_model
 from loraplex.kernels.lora_cpu import CpuLora
 
 LENGTHS = (4, 9)
@@ -66,6 +68,8 @@ class Served:
     requests: dict[str, list[Request]]
     overlooked: dict[str, list[Request]]
     adapters: dict[AdapterKey, AdapterWeights]
+    model: LoadedModel
+    store: AdapterStore
 
 
 @pytest.fixture(scope="module", params=["torch", "compiled"])
@@ -82,7 +86,8 @@ def served(
 def _serve(trained: Trained, cpu_lora: CpuLora | None, root: Path) -> Served:
     model = load_model(ModelConfig(trained.folder, "tiny", "cpu", "float32"))
     runner = RecordingRunner(model, 400, 4, cpu_lora)
-    adapters = load_adapters(model, trained.adapters, AdapterStore(root))
+    store = AdapterStore(root)
+    adapters = load_adapters(model, trained.adapters, store)
     requests: dict[str, list[Request]] = {}
     overlooked: dict[str, list[Request]] = {}
     for field, expected in trained.alone.items():
@@ -97,7 +102,7 @@ def _serve(trained: Trained, cpu_lora: CpuLora | None, root: Path) -> Served:
     located = {key: runner.locate(weights) for key, weights in adapters.items()}
     every = [r for group in (requests, overlooked) for rs in group.values() for r in rs]
     serve(runner, every, located)
-    return Served(requests, overlooked, adapters)
+    return Served(requests, overlooked, adapters, model, store)
 
 
 def within_vocabulary(request: Request, alone: Alone) -> Request:
@@ -138,9 +143,22 @@ def test_requests_to_the_base_model_are_served_as_ever_beside_them(
 
 @pytest.mark.parametrize("field", CASES)
 def test_the_bytes_of_an_adapter_are_those_of_all_its_tensors(
-    field: str, served: Callable[[str], Served]
+    field: str, served: Callable[[str], Served], trained: Callable[[str], Trained]
 ) -> None:
-    weights = served(CASES[field].model).adapters[AdapterKey("tenant", field)]
-    pairs = [tensor for pair in weights.pairs.values() for tensor in (pair.a, pair.b)]
-    tensors = [*pairs, *(t for effect in weights.effects.values() for t in effect.tensors())]
-    assert weights.num_bytes == sum({id(t): t.nbytes for t in tensors}.values())
+    found = served(CASES[field].model)
+    placed = found.adapters[AdapterKey("tenant", field)]
+    pairs, effects = placed.pairs.values(), placed.effects.values()
+    assert placed.num_bytes == num_bytes(pairs, effects)
+    folder = trained(CASES[field].model).adapters[field]
+    digest = inspect(folder, found.model.shapes).digest
+    on_host = read(found.store, digest, found.model.shapes, found.model.weights)
+    modules = on_host.modules.values()
+    pairs = [module.pair for module in modules if module.pair is not None]
+    effects = [module.effect for module in modules if module.effect is not None]
+    assert on_host.num_bytes == num_bytes(pairs, effects)
+
+
+def num_bytes(pairs: Iterable[LoraPair], effects: Iterable[ModuleEffect]) -> int:
+    tensors = [tensor for pair in pairs for tensor in (pair.a, pair.b)]
+    tensors += [tensor for effect in effects for tensor in effect.tensors()]
+    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())

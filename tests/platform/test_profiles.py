@@ -1,6 +1,7 @@
 """Requests on an adapter are made in its own ways: template, tokenizer, ends, sampling."""
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from loraplex.engine.protocol import Submit
 from loraplex.platform.base_record import told
 from loraplex.platform.settings import Settings
 
+MODEL_TOKENIZER = model_info().tokenizer_json
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}<|im_end|>"
 
 
@@ -224,5 +226,10 @@ async def test_a_tokenizer_that_is_corrupt_in_the_store_fails_requests_on_it_alo
     os.truncate(home / "tokenizer.json", 100)
     assert (await gateway.chat(model="acme/mine")).status_code == 500
     assert (await gateway.chat()).status_code == 200
+    (home / "tokenizer.json").write_bytes(MODEL_TOKENIZER)
+    profile = json.loads((home / "profile.json").read_bytes())
+    profile["tokenizer_sha256"] = hashlib.sha256(MODEL_TOKENIZER).hexdigest()
+    (home / "profile.json").write_text(json.dumps(profile))
+    assert (await gateway.chat(model="acme/mine")).status_code == 500, "no digest covers that"
     (home / "tokenizer.json").write_bytes(data)
     assert (await gateway.chat(model="acme/mine")).status_code == 200

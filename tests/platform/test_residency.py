@@ -1,5 +1,6 @@
 """Pins, floors and caps on their way to the worker; what is where on its way to the operator."""
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,10 +9,13 @@ import httpx
 import pytest
 from click.testing import Result
 from sqlalchemy import update
+from tests.engine.simulated_worker import running
 from tests.platform.conftest import Gateway
 from typer.testing import CliRunner
 
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.frames import UnixAddress
 from loraplex.engine.residency_protocol import AdapterRow, Pin, ResidencyReport, TierTotals
 from loraplex.platform.adapter_pins import AdapterPins
 from loraplex.platform.cli import adapter_top
@@ -199,3 +203,17 @@ def test_top_says_that_no_worker_answers(tmp_path: Path, monkeypatch: pytest.Mon
     result = top("--once", "--data-dir", str(tmp_path))
     assert result.exit_code == 1
     assert "no worker answers" in result.output
+
+
+async def test_top_asks_the_worker_beside_it_and_needs_no_key(tmp_path: Path) -> None:
+    migrate = ["migrate", "--data-dir", str(tmp_path)]
+    assert (await asyncio.to_thread(CliRunner().invoke, app, migrate)).exit_code == 0
+    async with running(UnixAddress(tmp_path / "worker.sock")) as worker:
+        worker.residency.start_load(AdapterKey("t", "xxx"), 3)
+        worker.residency.finish_load(AdapterKey("t", "xxx"))
+        result = await asyncio.to_thread(top, "--json", "--data-dir", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    seen = json.loads(result.stdout)
+    assert seen["tiers"]["device"]["held_bytes"] == 3
+    (found,) = seen["adapters"]
+    assert (found["tenant"], found["model"], found["digest"]) == ("t", None, "xxx")

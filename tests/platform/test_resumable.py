@@ -2,19 +2,23 @@
 twice that is not so."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.adapters import build
 from tests.platform.conftest import NOW, Gateway, error_of
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
 from loraplex.adapters.registry import uploads
 from loraplex.platform import resumable
+from loraplex.platform.app import create_app
 from loraplex.platform.settings import Settings
 
 NAMES = (CONFIG_FILE, TENSORS_FILE)
@@ -239,6 +243,34 @@ async def test_uploads_that_nothing_comes_for_expire(
     assert leftovers(gateway) == []
 
 
+async def test_a_gateway_that_starts_leaves_what_is_open_and_ends_the_record_of_what_it_removes(
+    gateway: Gateway, checkpoint: dict[str, bytes]
+) -> None:
+    old, new = await begun(gateway, checkpoint), await begun(gateway, checkpoint)
+    settings = gateway.resources.settings
+    for path in (settings.data_dir / "uploads").rglob("*"):
+        os.utime(path, (0, 0))  # whose clock says what is not known
+    later = NOW + timedelta(seconds=settings.upload_expiry_s + 1)
+    async with gateway.resources.database.session() as session:
+        await uploads.touch(session, new, later)
+    object.__setattr__(gateway.resources, "clock", later.timestamp)
+    await resumable.tidy(gateway.resources)
+    assert [(await state(gateway, upload))["status"] for upload in (old, new)] == [
+        "cancelled",
+        "uploading",
+    ]
+    assert [path.name for path in leftovers(gateway)] == [new]
+
+
+async def test_an_upload_whose_check_died_counts_for_nobody(gateway: Gateway) -> None:
+    sizes = {CONFIG_FILE: 10, TENSORS_FILE: 10}
+    for _ in range(3):
+        upload = await begun(gateway, sizes)
+        async with gateway.resources.database.session() as session:
+            assert await uploads.claim(session, gateway.tenant.id, upload, NOW, NOW)
+    await begun(gateway, sizes)
+
+
 async def test_two_who_complete_at_once_publish_once(
     gateway: Gateway, checkpoint: dict[str, bytes]
 ) -> None:
@@ -279,6 +311,28 @@ async def test_an_upload_that_cannot_be_checked_now_can_be_completed_later(
         assert (await complete(gateway, upload)).status_code == 503
     assert (await state(gateway, upload))["status"] == "uploading"
     assert (await complete(gateway, upload)).json()["status"] == "ready"
+
+
+async def test_an_upload_goes_on_at_another_gateway_of_the_data_directory(
+    gateway: Gateway, checkpoint: dict[str, bytes]
+) -> None:
+    """As it does at the same one, started again: what it knows is in the database and on disk."""
+    upload = await begun(gateway, checkpoint)
+    await patch(gateway, upload, TENSORS_FILE, 0, checkpoint[TENSORS_FILE][:100])
+    resources = replace(gateway.resources, registry=CollectorRegistry())
+    app = create_app(resources)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://other", headers=gateway.headers
+        ) as client,
+    ):
+        other = replace(gateway, app=app, resources=resources, client=client)
+        await patch(other, upload, TENSORS_FILE, 100, checkpoint[TENSORS_FILE][100:])
+        await patch(gateway, upload, CONFIG_FILE, 0, checkpoint[CONFIG_FILE])
+        answers = await asyncio.gather(complete(gateway, upload), complete(other, upload))
+    assert {answer.status_code for answer in answers} <= {200, 409}
+    assert (await state(gateway, upload))["version"] == "acme/support@1"
 
 
 async def test_two_who_write_one_file_do_not_mix(

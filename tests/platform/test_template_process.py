@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from loraplex.platform.template_process import (
+    MAX_IDLE,
     Template,
     TemplateFailed,
     TemplateLimits,
@@ -32,8 +33,9 @@ async def render(pool: TemplateProcesses, source: str, owner: str = "acme") -> s
 
 
 async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110  what it waits for happens in the kernel
-        await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  what it waits for happens in the kernel
+            await asyncio.sleep(0)
 
 
 def pid_of(pool: TemplateProcesses) -> int:
@@ -103,7 +105,7 @@ async def test_others_are_served_while_one_tenants_templates_hang(
     processes: TemplateProcesses,
 ) -> None:
     hanging = [asyncio.create_task(render(processes, LOOP, "evil")) for _ in range(20)]
-    await asyncio.gather(*(render(processes, HARMLESS, f"tenant{i}") for i in range(50)))
+    await asyncio.gather(*(render(processes, HARMLESS, f"tenant{i}") for i in range(12)))
     assert sum(task.done() for task in hanging) < 10
     for task in hanging:
         task.cancel()
@@ -149,6 +151,40 @@ async def test_whoever_gives_up_leaves_no_answer_for_the_next(
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert await render(processes, HARMLESS) == "<s>hi"
+
+
+async def test_a_process_serves_no_other_tenant(processes: TemplateProcesses) -> None:
+    await render(processes, HARMLESS, "acme")
+    first = pid_of(processes)
+    await render(processes, HARMLESS, "globex")
+    assert {process.pid for process in processes._all} > {first}
+    await render(processes, HARMLESS, "acme")
+    assert processes._idle["acme"].pid == first
+    assert processes._idle["globex"].pid != first
+
+
+async def test_few_processes_wait_for_their_tenants(processes: TemplateProcesses) -> None:
+    for i in range(MAX_IDLE + 2):
+        await render(processes, HARMLESS, f"tenant{i}")
+    assert list(processes._idle) == [f"tenant{i}" for i in range(2, MAX_IDLE + 2)]
+    assert len(processes._all) == MAX_IDLE
+
+
+@pytest.mark.parametrize("answer", [b"\xff\xff\xff\xff", b"\x02\0\0\0[]", b"\x01\0\0\0{"])
+async def test_a_process_whose_answer_is_none_is_ended_before_it_is_read(
+    processes: TemplateProcesses,
+    answer: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = tmp_path / "out_of_the_sandbox.py"
+    program.write_text(
+        f"import sys; sys.stdout.buffer.write({answer!r}); sys.stdout.flush()\ninput()"
+    )
+    monkeypatch.setattr("loraplex.platform.template_process.PROGRAM", program)
+    with pytest.raises(TemplateFailed, match="no answer"):
+        await render(processes, HARMLESS)
+    assert not processes._all
 
 
 async def test_processes_end_with_the_pool(processes: TemplateProcesses) -> None:

@@ -22,7 +22,7 @@ from tests.platform.tiny_model import model_info
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, inspect
 from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.receiving import ABANDONED_S, received, sweep
+from loraplex.platform.receiving import ABANDONED_S, received, remove_abandoned
 from loraplex.platform.settings import Settings
 from loraplex.platform.upload_form import UploadForm
 from loraplex.tenants import admin_keys
@@ -316,6 +316,19 @@ async def test_a_name_with_its_tenant_is_told_to_come_without(
     assert "without the tenant" in error["message"]
 
 
+async def test_no_adapter_has_a_name_that_is_a_word_of_the_apis_paths(
+    gateway: Gateway, checkpoint: Path
+) -> None:
+    paths = [p.split("/") for p in gateway.app.openapi()["paths"] if "/adapters/" in p]
+    words = {parts[parts.index("adapters") + 1] for parts in paths}
+    words = {word for word in words if not word.startswith("{")}
+    assert words >= {"uploads", "import"}
+    for word in sorted(words | {"audit"}):
+        response = await upload(gateway, checkpoint, word)
+        assert (response.status_code, error_of(response)["param"]) == (400, "name")
+        assert word in error_of(response)["message"]
+
+
 async def test_a_disk_that_takes_no_more_is_503_and_leaves_nothing(gateway: Gateway) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, hard))
@@ -350,8 +363,15 @@ async def test_what_killed_processes_left_is_removed_once_it_is_old(settings: Se
         (folder / CONFIG_FILE).write_bytes(b"x")
         for path in (folder / CONFIG_FILE, folder):
             os.utime(path, (now_s - age_s, now_s - age_s))
-    sweep(settings, now_s)
+    remove_abandoned(settings, now_s)
     assert [path.name for path in (settings.data_dir / "uploads").iterdir()] == ["new"]
+    deep = settings.data_dir / "uploads" / "new" / "files" / CONFIG_FILE
+    deep.parent.mkdir()
+    deep.write_bytes(b"x")
+    for path in (settings.data_dir / "uploads" / "new", deep.parent):
+        os.utime(path, (0, 0))
+    remove_abandoned(settings, now_s)
+    assert deep.exists(), "bytes came to it a moment ago"
 
 
 async def test_without_shapes_of_the_model_no_adapter_is_taken(

@@ -20,6 +20,7 @@ from loraplex.platform.cli.output import print_json
 if TYPE_CHECKING:
     from loraplex.adapters.base_shapes import BaseShapes
     from loraplex.adapters.registry.registry import PublishedVersion
+    from loraplex.adapters.storage import Store
     from loraplex.platform.adapter_checks import CheckedAdapter
     from loraplex.platform.base_record import BaseRecord
     from loraplex.platform.settings import Settings
@@ -84,6 +85,7 @@ async def publish_folder(
     from loraplex.adapters.registry import registry, resolution, storage_use
     from loraplex.adapters.registry.names import check_adapter_name
     from loraplex.adapters.registry.registry import Publication
+    from loraplex.platform.adapter_bytes import AdapterBytes, store_of
     from loraplex.tenants import audit
     from loraplex.tenants import directory as tenants
 
@@ -106,16 +108,19 @@ async def publish_folder(
         profile=checked.profile.encoded(),
     )
 
-    async def keep() -> None:
-        _store(context.settings, checked)
-
     async with context.database.reader() as session:
         await storage_use.check_limits(session, owner.id, publication)
-    await keep()
-    async with context.database.session() as session:
+    store = store_of(context.settings)
+    adapter_bytes = AdapterBytes(context.database, store, lambda: context.now)
+    async with (
+        adapter_bytes.kept(
+            checkpoint.digest, lambda: _store(context.settings, store, checked), lambda: None
+        ) as claim,
+        context.database.session() as session,
+    ):
         before = await registry.list_versions(session, owner.id)
         version = await registry.publish(
-            session, owner.id, publication, context.now, audit.CLI, keep
+            session, owner.id, publication, context.now, audit.CLI, claim
         )
         served = await resolution.resolve(session, owner.id, f"{tenant}/{adapter}", base.name)
         return Pushed(version, served.name, version in before)
@@ -177,11 +182,9 @@ async def _checked(
         await templates.close()
 
 
-def _store(settings: "Settings", checked: "CheckedAdapter") -> None:
-    from loraplex.platform.adapter_bytes import store_of
-
+def _store(settings: "Settings", store: "Store", checked: "CheckedAdapter") -> None:
     try:
-        store_of(settings).put(checked.checkpoint, checked.profile.kept())
+        store.put(checked.checkpoint, checked.profile.kept())
     except OSError as error:
         where = settings.adapters_url or settings.adapters_dir
         raise CommandFailed(f"the adapter cannot be stored in {where}: {error}") from error

@@ -158,7 +158,7 @@ class HubSource:
         with _reading(path):
             from huggingface_hub import HfApi  # noqa: PLC0415  needed by few
 
-            api = HfApi(token=self._token())
+            api = HfApi(token=None if self.use_token else False)
             info = api.model_info(repository, revision=revision, files_metadata=True)
         if info.sha is None:
             raise SourceUnavailable("The source does not say which commit it shows.")
@@ -170,24 +170,24 @@ class HubSource:
         """See `Source.fetch`."""
         repository, _ = self._repository(found.path)
         with _reading(found.path):
-            from huggingface_hub import get_session, hf_hub_url  # noqa: PLC0415  as above
-            from huggingface_hub.utils import (  # noqa: PLC0415  as above
-                build_hf_headers,
-                hf_raise_for_status,
+            from huggingface_hub import (  # noqa: PLC0415  as above
+                get_session,
+                get_token,
+                hf_hub_url,
             )
 
+            token = get_token() if self.use_token else None
             # As it is, so that what comes is not more than what was counted.
-            headers = build_hf_headers(token=self._token()) | {"accept-encoding": "identity"}
+            headers = {"accept-encoding": "identity"}
+            if token is not None:
+                headers["authorization"] = f"Bearer {token}"
             for name, size in found.sizes.items():
                 url = hf_hub_url(repository, name, revision=found.revision)
                 with get_session().stream(
                     "GET", url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S
                 ) as response:
-                    hf_raise_for_status(response)
+                    response.raise_for_status()
                     _copy(response.iter_raw(_CHUNK_BYTES), into / name, size)
-
-    def _token(self) -> bool | None:
-        return None if self.use_token else False
 
     def _repository(self, path: str) -> tuple[str, str | None]:
         full = f"{self.owner}/{path}" if self.owner else path

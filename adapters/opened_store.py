@@ -27,7 +27,8 @@ def open_store(url: str | None, data_dir: Path, cache_bytes: int) -> Store:
     from loraplex.adapters.remote_storage import RemoteStore  # noqa: PLC0415  as above
 
     try:
-        files, root = url_to_fs(url)
+        # Others write there, too: what was listed a while ago says nothing.
+        files, root = url_to_fs(url, use_listings_cache=False)
     except (ImportError, ValueError) as error:
         hint = "; install loraplex[s3]" if url.startswith("s3://") else ""
         raise StoreUrlInvalid(f"{url.partition('?')[0]}: {error}{hint}") from error

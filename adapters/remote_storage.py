@@ -1,11 +1,15 @@
 """Content-addressed store of adapters behind fsspec, such as an S3 bucket, read through a folder.
 
-A version is `<root>/<ab>/<digest>/` with its files and `version.json`, which is written last: what
-has none is not there yet. Concurrent writers of one digest write the same content.
+A version is `<root>/<ab>/<digest>/version.json`, which names a folder beside it with the version's
+files. Each writer writes a folder of its own and then `version.json`; who removes a version removes
+`version.json` first and then the folder that it named. So a folder that is named is whole, whoever
+writes, removes or dies meanwhile; what nobody names is swept when it is old.
 """
 
 import logging
+import re
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +35,7 @@ from loraplex.adapters.tensor_file import entries_of, header_bytes
 _log = logging.getLogger(__name__)
 
 MANIFEST_FILE = "version.json"
+_FOLDER = re.compile("[0-9a-f]{32}")
 ABANDONED_S = 86_400.0
 """No transfer takes so long: what is older was left by a process that was killed."""
 IN_USE_S = 60.0
@@ -40,8 +45,10 @@ PROGRESS_S = 10.0
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What `version.json` says, so that it need not be asked of the other files."""
+    """What `version.json` says."""
 
+    folder: str
+    """In which the files are."""
     files: dict[str, int]
     """Name to length in bytes."""
 
@@ -69,14 +76,14 @@ class RemoteStore:
         digest = checkpoint.digest
         home = self._cache.put(checkpoint, profile)
         with _as_os_errors():
-            if self._files.exists(self._path(digest, MANIFEST_FILE)):
+            if self._is_whole(digest):
                 return home
-            sizes = {}
+            sizes, folder = {}, uuid.uuid4().hex
             for file in sorted(home.iterdir()):
                 sizes[file.name] = file.stat().st_size
-                target = self._path(digest, file.name)
+                target = self._path(digest, folder, file.name)
                 self._files.put_file(str(file), target, callback=TransferLog("stored", target))
-            manifest = Manifest(sizes)
+            manifest = Manifest(folder, sizes)
             self._files.pipe_file(
                 self._path(digest, MANIFEST_FILE), msgspec.json.encode(manifest, order="sorted")
             )
@@ -100,12 +107,17 @@ class RemoteStore:
         try:
             return self._cache.head(digest)
         except AdapterMissing:
-            size = self._manifest(digest).files.get(TENSORS_FILE, 0)
-        parsed = parse(self._read(digest, CONFIG_FILE))
+            manifest = self._manifest(digest)
+        size = manifest.files.get(TENSORS_FILE, 0)
+        config, tensors = (
+            self._path(digest, manifest.folder, name) for name in (CONFIG_FILE, TENSORS_FILE)
+        )
         try:
-            end = 8 + header_bytes(TENSORS_FILE, self._read(digest, TENSORS_FILE, 0, 8), size)
-            header = self._read(digest, TENSORS_FILE, 8, end)
-            entries = entries_of(TENSORS_FILE, header, size)
+            parsed = parse(self._read(config))
+            end = 8 + header_bytes(TENSORS_FILE, self._read(tensors, 0, 8), size)
+            entries = entries_of(TENSORS_FILE, self._read(tensors, 8, end), size)
+        except FileNotFoundError:
+            raise AdapterMissing(digest) from None  # it was removed meanwhile
         except TensorFileInvalid as error:
             raise AdapterCorrupt(digest, str(error)) from error
         if parsed.problems:
@@ -117,31 +129,102 @@ class RemoteStore:
         try:
             return self._cache.read_file(digest, name, sha256)
         except AdapterMissing:
-            files = self._manifest(digest).files
-        if name not in files:
+            manifest = self._manifest(digest)
+        if name not in manifest.files:
             raise AdapterCorrupt(digest, f"its {name} is gone")
-        return check_file(self._read(digest, name), digest, name, sha256)
+        data = self._read(self._path(digest, manifest.folder, name))
+        return check_file(data, digest, name, sha256)
 
     def remove(self, digest: str) -> None:
         """See `Store.remove`."""
         if not is_digest(digest):
             return
         self._cache.remove(digest)
-        for name in (MANIFEST_FILE, *STORED_FILES):
-            with _as_os_errors():
-                path = self._path(digest, name)
-                if self._files.exists(path):
-                    self._files.rm_file(path)
+        try:
+            manifest = self._manifest(digest)
+        except AdapterMissing:
+            return
+        except AdapterCorrupt:
+            manifest = Manifest("", {})  # what it meant to name is swept later
+        self._remove_file(self._path(digest, MANIFEST_FILE))
+        for name in manifest.files:
+            self._remove_file(self._path(digest, manifest.folder, name))
 
-    def _read(
-        self, digest: str, name: str, start: int | None = None, end: int | None = None
-    ) -> bytes:
+    def stored(self, before_s: float) -> list[str]:
+        """See `Store.stored`."""
+        return [
+            digest
+            for digest, paths in self._homes().items()
+            if self._path(digest, MANIFEST_FILE) in paths
+            and self._is_older(self._path(digest, MANIFEST_FILE), before_s)
+        ]
+
+    def sweep(self, before_s: float) -> None:
+        """See `Store.sweep`: files that no `version.json` names, and the same in the folder."""
+        self._cache.sweep(before_s)
+        for digest, paths in self._homes().items():
+            old = [path for path in paths if self._is_older(path, before_s)]
+            try:
+                # Read after the files were listed: a folder that is named later is not among them,
+                # or it took longer to write than `before_s` lets any.
+                named = {self._path(digest, MANIFEST_FILE)}
+                named.add(self._path(digest, self._manifest(digest).folder))
+            except AdapterMissing:
+                pass
+            except AdapterCorrupt:
+                continue  # for a person to look at
+            for path in old:
+                if path not in named and path.rpartition("/")[0] not in named:
+                    self._remove_file(path)
+
+    def _homes(self) -> dict[str, list[str]]:
+        """The paths of all files by the digest that they belong to."""
         with _as_os_errors():
-            data: bytes = self._files.cat_file(self._path(digest, name), start=start, end=end)
+            try:
+                paths = self._files.find(self._root)
+            except FileNotFoundError:
+                return {}  # nothing was ever stored
+        homes: dict[str, list[str]] = {}
+        for path in paths:
+            _, *home = path.removeprefix(self._root).split("/")
+            if len(home) > 2 and is_digest(home[1]) and home[0] == home[1][:2]:
+                homes.setdefault(home[1], []).append(path)
+        return homes
+
+    def _is_older(self, path: str, before_s: float) -> bool:
+        with _as_os_errors():
+            try:
+                modified = self._files.modified(path)
+            except FileNotFoundError:
+                return False  # it was removed meanwhile
+        return bool(modified.timestamp() < before_s)
+
+    def _is_whole(self, digest: str) -> bool:
+        """True if a version is there, with all its files at their lengths."""
+        try:
+            manifest = self._manifest(digest)
+        except (AdapterMissing, AdapterCorrupt):
+            return False
+        try:
+            return bool(manifest.files) and all(
+                self._files.size(self._path(digest, manifest.folder, name)) == size
+                for name, size in manifest.files.items()
+            )
+        except FileNotFoundError:
+            return False
+
+    def _remove_file(self, path: str) -> None:
+        with _as_os_errors():
+            if self._files.exists(path):
+                self._files.rm_file(path)
+
+    def _read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        with _as_os_errors():
+            data: bytes = self._files.cat_file(path, start=start, end=end)
         return data
 
-    def _path(self, digest: str, name: str) -> str:
-        return f"{self._root}/{digest[:2]}/{digest}/{name}"
+    def _path(self, digest: str, *names: str) -> str:
+        return "/".join((self._root, digest[:2], digest, *names))
 
     def _manifest(self, digest: str) -> Manifest:
         if not is_digest(digest):
@@ -157,6 +240,8 @@ class RemoteStore:
             raise AdapterCorrupt(digest, f"{MANIFEST_FILE}: {error}") from error
         if not manifest.files.keys() <= set(STORED_FILES):
             raise AdapterCorrupt(digest, f"{MANIFEST_FILE} names files that no version has")
+        if not _FOLDER.fullmatch(manifest.folder):
+            raise AdapterCorrupt(digest, f"{MANIFEST_FILE} names a folder that no version has")
         return manifest
 
     def _fetch(self, digest: str) -> Path:
@@ -164,7 +249,7 @@ class RemoteStore:
 
         def fill(partial: Path) -> None:
             for name in manifest.files:
-                source = self._path(digest, name)
+                source = self._path(digest, manifest.folder, name)
                 with _as_os_errors():
                     self._files.get_file(
                         source, str(partial / name), callback=TransferLog("fetched", source)
@@ -194,7 +279,7 @@ class RemoteStore:
 
     def _make_room(self, keep: str) -> None:
         """Remove versions from the local folder that were opened longest ago."""
-        self._cache.remove_partial(time.time() - ABANDONED_S)
+        self._cache.sweep(time.time() - ABANDONED_S)
         homes = {}
         for home in self._cache_dir.glob("??/*"):
             try:

@@ -67,6 +67,12 @@ class Store(Protocol):
     def remove(self, digest: str) -> None:
         """Forget a version; one that is not there is no error. Who reads it reads on."""
 
+    def stored(self, before_s: float) -> list[str]:
+        """Digests of the versions that were stored before then, in seconds since the epoch."""
+
+    def sweep(self, before_s: float) -> None:
+        """Remove what killed processes left before then of versions that came or went."""
+
 
 class AdapterStore:
     """Adapters by digest in a folder. Any number of processes may use one root."""
@@ -142,11 +148,17 @@ class AdapterStore:
         _sync(self._home(digest).parent)
         shutil.rmtree(leaving, ignore_errors=True)
 
-    def remove_partial(self, before_s: float) -> None:
-        """Remove what killed processes left before then, in seconds since the epoch."""
-        for folder in self._root.glob(".*"):
-            if folder.stat().st_mtime < before_s:
-                shutil.rmtree(folder, ignore_errors=True)
+    def stored(self, before_s: float) -> list[str]:
+        """See `Store.stored`."""
+        homes = (home for home in self._root.glob("??/*") if is_digest(home.name))
+        return [home.name for home in homes if _is_older(home, before_s)]
+
+    def sweep(self, before_s: float) -> None:
+        """See `Store.sweep`."""
+        for pattern in (".*.partial", ".*.removed"):
+            for folder in self._root.glob(pattern):
+                if _is_older(folder, before_s):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _home(self, digest: str) -> Path:
         return self._root / digest[:2] / digest
@@ -194,6 +206,13 @@ def _publish(partial: Path, home: Path) -> None:
             raise
     _sync(home.parent)
     _sync(home.parent.parent)
+
+
+def _is_older(path: Path, before_s: float) -> bool:
+    try:
+        return path.stat().st_mtime < before_s
+    except FileNotFoundError:
+        return False  # another process removed it
 
 
 def _sync(path: Path) -> None:

@@ -77,7 +77,7 @@ class AdapterDeletions:
         await self._uses.settled()
         cleared = [deletion for deletion in deletions if self._clear(deletion)]
         async with self._database.session() as session:
-            ids = [deletion.version_id for deletion in cleared]
+            ids = [deletion.id for deletion in cleared]
             await gateways.say(session, self._gateway_id, self._now(), ids)
             await gateways.forget_killed(session, self._now())
         for deletion in cleared:

@@ -24,7 +24,6 @@ async def tested(resources: Resources, tenant_id: str, digest: str) -> str | Non
         tenant_id, digest, tenant.weight, may_use_peft=mode == "auto"
     )
     if not report.passed:
-        resources.engine.drop(tenant_id, digest)
         raise CheckpointInvalid((_problem(report),))
     return msgspec.json.encode(report).decode()
 

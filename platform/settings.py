@@ -13,6 +13,8 @@ from loraplex.platform.adapter_source import AdapterSource
 
 DEMO_MODEL = "demo"
 """What `model` says for the base model of the demo."""
+CLIENT_VARIABLES = frozenset({"LORAPLEX_URL", "LORAPLEX_KEY"})
+"""What commands read that talk to a gateway from elsewhere; no settings of a process."""
 
 
 class Settings(BaseSettings):
@@ -288,7 +290,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _every_variable_is_a_setting(self) -> Self:
-        known = {f"LORAPLEX_{name.upper()}" for name in type(self).model_fields}
+        known = {f"LORAPLEX_{name.upper()}" for name in type(self).model_fields} | CLIENT_VARIABLES
         for name in sorted(os.environ):
             if name.upper().startswith("LORAPLEX_") and name.upper() not in known:
                 close = get_close_matches(name.upper(), known, 1)

@@ -38,6 +38,8 @@ Mode = Literal["drain", "force"]
 class Deletion:
     """A version that is being deleted."""
 
+    id: str
+    """Of this deletion: the version's next one has another."""
     version_id: int
     tenant_id: str
     adapter: str
@@ -138,6 +140,7 @@ async def list_deletions(session: AsyncSession) -> list[Deletion]:
     )
     return [
         Deletion(
+            id=_id_of(version),
             version_id=version.id,
             tenant_id=tenant.id,
             adapter=adapter.name,
@@ -158,7 +161,7 @@ async def finish(session: AsyncSession, deletion: Deletion, now: datetime, remov
     name = AdapterName(deletion.tenant_id, deletion.adapter)
     locked = await lock_adapter(session, name)
     version = await session.get_one(AdapterVersion, deletion.version_id, populate_existing=True)
-    if version.deletion is None or not await gateways.is_cleared(session, version.id, now):
+    if version.deletion is None or not await gateways.is_cleared(session, _id_of(version), now):
         return False
     version.status, version.deletion, version.deleted_at = "deleted", None, now
     await session.flush()
@@ -176,9 +179,14 @@ async def _begin(
     if version.deletion is None:
         await _leave_aliases(session, act, locked, version, force=mode == "force")
         await aliases.forget_version(session, version.id)
+        version.num_deletions += 1
     version.status, version.is_pinned, version.deletion = "retired", False, mode
     version.retired_at = version.retired_at or act.at
     await _tell(session, act, locked, version, "delete", {"mode": mode})
+
+
+def _id_of(version: AdapterVersion) -> str:
+    return f"{version.id}.{version.num_deletions}"
 
 
 async def _leave_aliases(

@@ -19,6 +19,7 @@ from loraplex.tenants.columns import Base, BigId, UtcDateTime, one_of
 
 VERSION_STATUSES = ("ready", "retired", "deleted")
 DELETION_MODES = ("drain", "force")
+CLAIM_KINDS = ("keep", "remove")
 UPLOAD_STATUSES = ("uploading", "validating", "ready", "rejected", "cancelled")
 
 
@@ -70,6 +71,8 @@ class AdapterVersion(Base):
     retired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     deletion: Mapped[str | None] = mapped_column(String(8))
     """While its deletion is under way: how the requests on it end, by themselves or by us."""
+    num_deletions: Mapped[int] = mapped_column(server_default="0")
+    """How often a deletion of it began; what is said of one says nothing of the next."""
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     is_pinned: Mapped[bool] = mapped_column(server_default=false())
     """Kept in memory while its tenant's pins allow it."""
@@ -132,4 +135,17 @@ class Gateway(Base):
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
     """Long ago for one that was killed."""
     cleared: Mapped[str] = mapped_column(Text)
-    """JSON: ids of versions that are being deleted, on which it has no request and takes none."""
+    """JSON: deletions whose version has no request of it and gets none."""
+
+
+class BytesClaim(Base):
+    """Bytes that somebody puts into the store now, or takes out of it."""
+
+    __tablename__ = "adapter_bytes_claim"
+    __table_args__ = (CheckConstraint(one_of("kind", CLAIM_KINDS), name="kind"),)
+
+    id: Mapped[BigId] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(String(80), index=True)
+    kind: Mapped[str] = mapped_column(String(8))
+    began_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    """Long ago if who made it was killed."""

@@ -32,6 +32,7 @@ def upgrade() -> None:
     _create_aliases()
     _create_uploads()
     _create_gateways()
+    _create_bytes_claims()
     _create_audit()
 
 
@@ -42,6 +43,9 @@ def _extend_versions() -> None:
         )
         version.add_column(sa.Column("retired_at", UtcDateTime(), nullable=True))
         version.add_column(sa.Column("deletion", sa.String(8), nullable=True))
+        version.add_column(
+            sa.Column("num_deletions", sa.Integer(), nullable=False, server_default="0")
+        )
         version.add_column(sa.Column("deleted_at", UtcDateTime(), nullable=True))
         version.add_column(
             sa.Column("is_pinned", sa.Boolean(), nullable=False, server_default=sa.false())
@@ -124,6 +128,19 @@ def _create_gateways() -> None:
     )
 
 
+def _create_bytes_claims() -> None:
+    op.create_table(
+        "adapter_bytes_claim",
+        sa.Column("id", _ID, nullable=False),
+        sa.Column("digest", sa.String(80), nullable=False),
+        sa.Column("kind", sa.String(8), nullable=False),
+        sa.Column("began_at", UtcDateTime(), nullable=False),
+        sa.CheckConstraint("kind IN ('keep', 'remove')", name=op.f("ck_adapter_bytes_claim_kind")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter_bytes_claim")),
+    )
+    op.create_index(op.f("ix_adapter_bytes_claim_digest"), "adapter_bytes_claim", ["digest"])
+
+
 def _create_audit() -> None:
     op.create_table(
         "audit_event",
@@ -142,6 +159,7 @@ def _create_audit() -> None:
 def downgrade() -> None:
     """Take the revision back."""
     op.drop_table("audit_event")
+    op.drop_table("adapter_bytes_claim")
     op.drop_table("gateway")
     op.drop_table("adapter_upload")
     op.drop_table("adapter_alias")
@@ -152,7 +170,7 @@ def downgrade() -> None:
             version.drop_constraint(op.f(f"ck_adapter_version_{name}"), type_="check")
         for name in (
             *("profile", "self_test", "is_pinned"),
-            *("deleted_at", "deletion", "retired_at", "status"),
+            *("deleted_at", "num_deletions", "deletion", "retired_at", "status"),
         ):
             version.drop_column(name)
     with op.batch_alter_table("tenant") as tenant:

@@ -80,7 +80,7 @@ class Shop:
     async def remove(self, digest: str) -> None:
         self.stored.discard(digest)
 
-    async def say(self, gateway: str, *cleared: int, at: datetime = NOW) -> None:
+    async def say(self, gateway: str, *cleared: str, at: datetime = NOW) -> None:
         """Let a gateway say that it runs and what it has cleared."""
         async with self.database.session() as session:
             await gateways.say(session, gateway, at, cleared)

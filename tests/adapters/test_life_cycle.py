@@ -84,11 +84,41 @@ async def test_a_deletion_waits_until_each_gateway_that_runs_has_cleared_it(shop
     await shop.act(life_cycle.delete_version, 1, "drain")
     async with shop.database.reader() as session:
         (deletion,) = await life_cycle.list_deletions(session)
-    await shop.say("g1", deletion.version_id)
+    await shop.say("g1", deletion.id)
     await shop.say("g2")
     assert await shop.finish_all() == []
     assert shop.stored == {"d1"}
-    await shop.say("g2", deletion.version_id)
+    await shop.say("g2", deletion.id)
+    assert await shop.finish_all() == ["acme/support@1"]
+
+
+async def test_what_a_gateway_cleared_of_one_deletion_says_nothing_of_the_next(shop: Shop) -> None:
+    await shop.publish("d1")
+    for is_cleared in (True, False):
+        await shop.act(life_cycle.delete_version, 1, "drain")
+        async with shop.database.reader() as session:
+            (deletion,) = await life_cycle.list_deletions(session)
+        if is_cleared:
+            await shop.say("g1", deletion.id)
+            assert await shop.finish_all() == ["acme/support@1"]
+            assert (await shop.publish("d1")).version == 1
+    assert await shop.finish_all() == [], "g1 may have requests on it again"
+    assert shop.stored == {"d1"}
+    await shop.say("g1", deletion.id)
+    assert await shop.finish_all() == ["acme/support@1"]
+
+
+async def test_a_gateway_that_only_says_that_it_runs_has_cleared_what_it_had(shop: Shop) -> None:
+    await shop.publish("d1")
+    await shop.act(life_cycle.delete_version, 1, "drain")
+    async with shop.database.reader() as session:
+        (deletion,) = await life_cycle.list_deletions(session)
+    await shop.say("g1", deletion.id, at=LONG_AGO)
+    async with shop.database.session() as session:
+        await gateways.say_running(session, "g1", NOW)
+        await gateways.say_running(session, "g2", NOW)
+    assert await shop.finish_all() == [], "g2 has cleared nothing"
+    await shop.say("g2", deletion.id)
     assert await shop.finish_all() == ["acme/support@1"]
 
 

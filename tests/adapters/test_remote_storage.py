@@ -4,11 +4,17 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Condition
+from typing import Any
 
 import fsspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.adapters import build
 
 from loraplex.adapters.checkpoint import TENSORS_FILE, Checkpoint, inspect
@@ -91,17 +97,24 @@ def test_bytes_that_were_changed_elsewhere_are_refused(tmp_path: Path, data: byt
     (checkpoint,) = checkpoints(tmp_path, 1)
     digest = checkpoint.digest
     RemoteStore(files, "/a", tmp_path / "writer", GIB).put(checkpoint)
-    files.pipe_file(f"/a/{digest[:2]}/{digest}/{TENSORS_FILE}", data)
+    (tensors,) = (path for path in files.find("/a") if path.endswith(TENSORS_FILE))
+    files.pipe_file(tensors, data)
     reader = RemoteStore(files, "/a", tmp_path / "reader", GIB)
     with pytest.raises(AdapterCorrupt):
         reader.open(digest)
     assert not list((tmp_path / "reader").rglob("*.safetensors"))
 
 
-def test_a_manifest_cannot_name_files_outside_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        b'{"folder": "00000000000000000000000000000000", "files": {"../../evil": 1}}',
+        b'{"folder": "../0000000000000000000000000000000", "files": {}}',
+    ],
+)
+def test_a_manifest_cannot_name_files_outside_its_folder(tmp_path: Path, manifest: bytes) -> None:
     files = Counting()
     digest = "a" * 64
-    manifest = b'{"files": {"../../evil": 1}}'
     files.pipe_file(f"/a/aa/{digest}/version.json", manifest)
     with pytest.raises(AdapterCorrupt, match="no version has"):
         RemoteStore(files, "/a", tmp_path / "reader", GIB).open(digest)
@@ -115,6 +128,143 @@ def test_a_version_whose_manifest_is_not_written_yet_is_missing(tmp_path: Path) 
     files.rm_file(f"/a/{digest[:2]}/{digest}/version.json")
     with pytest.raises(AdapterMissing):
         RemoteStore(files, "/a", tmp_path / "reader", GIB).open(digest)
+
+
+def test_a_version_that_lost_a_file_or_a_part_of_one_is_stored_again(tmp_path: Path) -> None:
+    files = Counting()
+    (checkpoint,) = checkpoints(tmp_path, 1)
+    for spoil in (files.rm_file, lambda path: files.pipe_file(path, b"x")):
+        RemoteStore(files, "/a", tmp_path / "writer", GIB).put(checkpoint)
+        spoil(next(path for path in files.find("/a") if path.endswith(TENSORS_FILE)))
+        RemoteStore(files, "/a", tmp_path / "writer", GIB).put(checkpoint)
+        reader = RemoteStore(files, "/a", tmp_path / f"reader{files.num_read}", GIB)
+        assert inspect(reader.open(checkpoint.digest), build.base()).digest == checkpoint.digest
+
+
+def test_what_a_killed_writer_or_remover_left_in_the_bucket_is_swept_when_it_is_old(
+    tmp_path: Path,
+) -> None:
+    files = Counting()
+    kept, half = checkpoints(tmp_path, 2)
+    store = RemoteStore(files, "/a", tmp_path / "writer", GIB)
+    store.put(kept)
+    whole = set(files.find("/a"))
+    store.put(half)
+    files.rm_file(f"/a/{half.digest[:2]}/{half.digest}/version.json")
+    store.sweep(time.time() - 60)
+    assert len(files.find("/a")) == 5, "nothing of it is old"
+    store.sweep(time.time() + 60)
+    assert set(files.find("/a")) == whole
+    assert store.stored(time.time() - 60) == []
+    assert store.stored(time.time() + 60) == [kept.digest]
+
+
+class Killed(BaseException):
+    """What ends a process in the middle."""
+
+
+class Turns:
+    """Lets actors call one at a time, in the order of a schedule; each dies after so many calls."""
+
+    def __init__(self, schedule: list[int], lives: list[int]) -> None:
+        self._schedule = iter(schedule)
+        self._left = dict(enumerate(lives))
+        self._turn: int | None = None
+        self._changed = Condition()
+
+    def take(self, actor: int, call: Callable[[], Any]) -> Any:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._whose() == actor, timeout=60)
+        try:
+            self._left[actor] -= 1
+            if self._left[actor] < 0:
+                raise Killed
+            return call()
+        finally:
+            with self._changed:
+                self._turn = None
+                self._changed.notify_all()
+
+    def leave(self, actor: int) -> None:
+        with self._changed:
+            del self._left[actor]
+            self._turn = None
+            self._changed.notify_all()
+
+    def _whose(self) -> int:
+        if self._turn is None:
+            self._turn = next((a for a in self._schedule if a in self._left), min(self._left))
+        return self._turn
+
+
+class InTurn(Counting):
+    """The file system of one actor, whose calls wait for its turn."""
+
+    def __init__(self, shared: Counting, turns: Turns, actor: int) -> None:
+        super().__init__()
+        self.store, self.pseudo_dirs = shared.store, shared.pseudo_dirs
+        self._turns, self._actor, self._is_in = turns, actor, False
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in {"cat_file", "put_file", "pipe_file", "exists", "rm_file", "size"}:
+            return found
+
+        def in_turn(*args: Any, **kwargs: Any) -> Any:
+            if self._is_in:
+                return found(*args, **kwargs)
+            return self._turns.take(self._actor, lambda: self._alone(found, *args, **kwargs))
+
+        return in_turn
+
+    def _alone(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._is_in = True
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._is_in = False
+
+
+LIVES = st.one_of(st.just(100), st.integers(0, 9))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    was_there=st.booleans(),
+    schedule=st.lists(st.integers(0, 2), max_size=30),
+    lives=st.tuples(LIVES, LIVES, LIVES),
+)
+def test_whoever_writes_removes_or_dies_meanwhile_a_manifest_names_a_whole_folder(
+    version: tuple[Checkpoint, Path], was_there: bool, schedule: list[int], lives: tuple[int, ...]
+) -> None:
+    """Two writers and a remover, interleaved at each call."""
+    (checkpoint, caches), shared = version, Counting()
+    turns = Turns(schedule, list(lives))
+    if was_there:
+        RemoteStore(shared, "/a", caches / "before", GIB).put(checkpoint)
+    stores = [RemoteStore(InTurn(shared, turns, i), "/a", caches / str(i), GIB) for i in range(3)]
+    for store in stores:
+        store._cache.put(checkpoint)
+
+    def act(actor: int) -> None:
+        with suppress(Killed):
+            if actor == 2:
+                stores[actor].remove(checkpoint.digest)
+            else:
+                stores[actor].put(checkpoint)
+        turns.leave(actor)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(act, range(3)))
+    reader = RemoteStore(shared, "/a", caches / "reader", GIB)
+    if shared.exists(f"/a/{checkpoint.digest[:2]}/{checkpoint.digest}/version.json"):
+        assert reader._is_whole(checkpoint.digest)
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Path]:
+    folder = tmp_path_factory.mktemp("version")
+    return checkpoints(folder, 1)[0], folder / "caches"
 
 
 def test_a_store_that_does_not_answer_is_an_os_error(tmp_path: Path) -> None:

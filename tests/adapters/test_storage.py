@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -113,6 +114,19 @@ def test_a_file_that_is_cut_between_check_and_copy_is_noticed(root, checkpoint):
     with pytest.raises(CheckpointInvalid):
         AdapterStore(root).put(checkpoint)
     assert files(root) == []
+
+
+def test_what_killed_processes_left_is_swept_when_it_is_old(root, checkpoint):
+    store = AdapterStore(root)
+    home = store.put(checkpoint)
+    for kind in ("partial", "removed"):
+        (root / f".{checkpoint.digest}.0.{kind}").mkdir()
+    store.sweep(time.time() - 60)
+    assert len(list(root.glob(".*"))) == 2, "nothing of it is old"
+    store.sweep(time.time() + 60)
+    assert list(root.iterdir()) == [home.parent]
+    assert store.stored(time.time() - 60) == []
+    assert store.stored(time.time() + 60) == [checkpoint.digest]
 
 
 @pytest.mark.parametrize("name", ["", "..", "../upload", "0" * 63, "0" * 65, "A" * 64, "/etc"])

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import secrets
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -318,8 +319,7 @@ async def summaries(
     resources: Resources, database: Database, months: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
     """The API's summaries by each grouping, over another database."""
-    changed = {name: getattr(resources, name) for name in resources.__slots__}
-    app = create_app(Resources(**(changed | {"database": database})))
+    app = create_app(replace(resources, database=database))
     async with database.session() as session:
         key = await admin_keys.mint(session, "", PEPPER, NOVEMBER, secrets.token_bytes)
     headers = {"authorization": f"Bearer {key.text}"}

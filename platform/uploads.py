@@ -8,7 +8,7 @@ from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.registry import registry, storage_use, uploads
 from loraplex.adapters.registry.errors import RegistryError
 from loraplex.adapters.registry.names import check_adapter_name
-from loraplex.adapters.registry.registry import Publication, PublishedVersion
+from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.adapters.registry.uploads import NewUpload
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.platform.adapter_bytes import removal
@@ -121,15 +121,7 @@ async def _store_and_publish(
     begun: Begun,
 ) -> PublishedVersion:
     checkpoint, kept = checked.checkpoint, checked.profile.kept()
-    publication = Publication(
-        name,
-        checkpoint.digest,
-        checkpoint.rank,
-        checkpoint.num_bytes,
-        resources.engine.model.name,
-        len(checkpoint.modules),
-        checked.profile.encoded(),
-    )
+    publication = checked.publication(name, resources.engine.model.name)
 
     async def keep() -> None:
         await nicely(lambda: resources.store.put(checkpoint, kept))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loraplex.platform.cli.adapter_push import Pushed, publish_folder, pushed_as, tell
+from loraplex.platform.cli.base_model import ModelOption
 from loraplex.platform.cli.context import (
     AsJson,
     CommandContext,
@@ -29,12 +30,7 @@ def import_(
             help="Where it is: a name of LORAPLEX_ADAPTER_SOURCES, and a path inside it.",
         ),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|demo", help="Base model's folder. Default: what `loraplex serve` served."
-        ),
-    ] = None,
+    model: ModelOption = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,

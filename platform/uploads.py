@@ -7,7 +7,7 @@ from pathlib import Path
 from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.registry import registry, storage_use, uploads
 from loraplex.adapters.registry.names import check_adapter_name
-from loraplex.adapters.registry.registry import Publication, PublishedVersion
+from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.adapters.registry.uploads import NewUpload
 from loraplex.platform.adapter_checks import CheckedAdapter, check_adapter
 from loraplex.platform.errors import InvalidRequest
@@ -118,15 +118,7 @@ async def _store_and_publish(
     begun: Begun,
 ) -> PublishedVersion:
     checkpoint, kept = checked.checkpoint, checked.profile.kept()
-    publication = Publication(
-        name,
-        checkpoint.digest,
-        checkpoint.rank,
-        checkpoint.num_bytes,
-        resources.engine.model.name,
-        len(checkpoint.modules),
-        checked.profile.encoded(),
-    )
+    publication = checked.publication(name, resources.engine.model.name)
 
     async with resources.database.reader() as session:
         await storage_use.check_limits(session, tenant_id, publication)

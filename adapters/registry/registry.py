@@ -36,6 +36,8 @@ class Publication:
     """JSON: see `adapters.profile.Profile`."""
     self_test: str | None = None
     """JSON: what the self-test found; None if none ran."""
+    warnings: tuple[str, ...] = ()
+    """What is legal and yet hardly meant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ class PublishedVersion:
     standing: Standing = READY
     self_test: dict[str, Any] | None = None
     """What the self-test at registration compared and found; None if none ran."""
+    warnings: tuple[str, ...] = ()
+    """What is legal and yet hardly meant."""
 
 
 async def publish(
@@ -110,6 +114,7 @@ async def publish(
             num_bytes=publication.num_bytes,
             base_model=publication.base_model,
             profile=publication.profile,
+            warnings=json.dumps(publication.warnings) if publication.warnings else None,
             created_at=now,
         )
         session.add(stored)
@@ -208,6 +213,7 @@ def published(tenant_name: str, adapter: Adapter, version: AdapterVersion) -> Pu
             deleted_at=version.deleted_at,
         ),
         self_test=None if version.self_test is None else json.loads(version.self_test),
+        warnings=tuple(json.loads(version.warnings or "[]")),
     )
 
 

@@ -80,6 +80,8 @@ class AdapterVersion(Base):
     """JSON: what the self-test at registration compared and found; None if none ran."""
     profile: Mapped[str | None] = mapped_column(Text)
     """JSON: how requests on it are made, such as its chat template; None for the base's ways."""
+    warnings: Mapped[str | None] = mapped_column(Text)
+    """JSON: what is legal in it and yet hardly meant; None if nothing is."""
 
 
 class AdapterAlias(Base):

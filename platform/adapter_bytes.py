@@ -105,8 +105,8 @@ class AdapterBytes:
             await self._remove_unnamed(digest)
 
     async def sweep(self) -> None:
-        """Remove what lies in the store for long and no version of any tenant names. A database that
-        names nothing of it is taken for that of another store: all stays then."""
+        """Remove what lies in the store for long and no version of any tenant names. If the
+        database names nothing of it, it is taken for that of another store, and all stays."""
         before_s = (self._now() - SWEEP).timestamp()
         await in_thread(lambda: self._store.remove_partial(before_s))
         stored = await in_thread(lambda: self._store.stored(before_s))

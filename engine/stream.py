@@ -20,7 +20,7 @@ from loraplex.engine.frames import (
     read_frame,
 )
 from loraplex.engine.inspection import Inspection
-from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.mailbox import Inbox
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -81,7 +81,7 @@ class StreamServer:
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        inbox: Inbox,
         welcome: Welcome,
         security: Security,
         metrics: Callable[[], str],
@@ -89,7 +89,7 @@ class StreamServer:
     ) -> None:
         """`metrics` renders the worker's metrics as Prometheus text; `verify` tests an adapter and
         raises nothing."""
-        self._mailbox = mailbox
+        self._inbox = inbox
         self._welcome = welcome
         self._security = security
         self._metrics = metrics
@@ -138,7 +138,7 @@ class StreamServer:
         self._end_verifications()
         if await self._idle_within(timeout_s):
             return True
-        self._mailbox.put(*(Abort(request_id) for request_id in self._owners))
+        self._inbox.put(*(Abort(request_id) for request_id in self._owners))
         await self._idle_within(CLOSE_TIMEOUT_S)
         return False
 
@@ -209,9 +209,9 @@ class StreamServer:
                     self._submit(submit, gateway)
                 case Abort() | Why() as message:
                     if message.request_id in gateway.request_ids:
-                        self._mailbox.put(message)
+                        self._inbox.put(message)
                 case Drop() | Pins() as message:
-                    self._mailbox.put(message)
+                    self._inbox.put(message)
                 case ResidencyQuery(query_id):
                     self._inspect(query_id, gateway)
                 case MetricsQuery(query_id):
@@ -248,7 +248,7 @@ class StreamServer:
         def reply(report: ResidencyReport) -> None:
             loop.call_soon_threadsafe(gateway.send, report)
 
-        self._mailbox.put(Inspection(query_id, reply))
+        self._inbox.put(Inspection(query_id, reply))
 
     def _submit(self, submit: Submit, gateway: _Gateway) -> None:
         if self._draining:
@@ -259,7 +259,7 @@ class StreamServer:
             self._owners[submit.request_id] = gateway
             gateway.request_ids.add(submit.request_id)
             self._idle.clear()
-            self._mailbox.put(submit)
+            self._inbox.put(submit)
 
     def _reject(self, submit: Submit, gateway: _Gateway, code: RejectionCode, message: str) -> None:
         rejected = Rejected(
@@ -277,7 +277,7 @@ class StreamServer:
             verification.cancel()
         for request_id in gateway.request_ids:
             self._owners.pop(request_id, None)
-        self._mailbox.put(*(Abort(request_id) for request_id in gateway.request_ids))
+        self._inbox.put(*(Abort(request_id) for request_id in gateway.request_ids))
         self._note_idle()
 
     def _note_idle(self) -> None:

@@ -31,5 +31,11 @@ def open_store(url: str | None, data_dir: Path, cache_bytes: int) -> Store:
         files, root = url_to_fs(url, use_listings_cache=False)
     except (ImportError, ValueError) as error:
         hint = "; install loraplex[s3]" if url.startswith("s3://") else ""
-        raise StoreUrlInvalid(f"{url.partition('?')[0]}: {error}{hint}") from error
+        raise StoreUrlInvalid(f"{shown_url(url)}: {error}{hint}") from error
     return RemoteStore(files, root, data_dir / "adapter-cache", cache_bytes)
+
+
+def shown_url(url: str) -> str:
+    """A store's URL for messages: without what may hold a key, as in `s3://key:secret@bucket`."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://…" if separator and ("@" in rest or "?" in rest) else url

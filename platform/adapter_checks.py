@@ -11,6 +11,7 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import Checkpoint, inspect
 from loraplex.adapters.digest import with_profile
 from loraplex.adapters.errors import CheckpointInvalid, Problem
+from loraplex.adapters.limits import Limits
 from loraplex.adapters.profile import TOKENIZER_FILE, Profile
 from loraplex.adapters.profile_files import (
     TEMPLATE_FILE,
@@ -18,6 +19,7 @@ from loraplex.adapters.profile_files import (
     ReadProfile,
     read_profile_files,
 )
+from loraplex.adapters.registry.registry import Publication
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.protocol import ModelInfo
 from loraplex.platform.base_record import shapes_told
@@ -26,7 +28,9 @@ from loraplex.platform.prompts import Prompts
 from loraplex.platform.receiving import nicely
 from loraplex.platform.services import Resources
 from loraplex.platform.template_process import Template, TemplateFailed, TemplateProcesses
+from loraplex.tenants import directory
 from loraplex.tenants.ids import Entropy
+from loraplex.tenants.limits import AdapterLimits
 
 SAMPLES = (
     ({"role": "user", "content": "Hello"},),
@@ -47,6 +51,20 @@ class CheckedAdapter:
     """Its digest is the version's: it covers the profile."""
     profile: Profile
 
+    def publication(self, name: str, base_model: str) -> Publication:
+        """It as a version of a name; not tested yet."""
+        checkpoint = self.checkpoint
+        return Publication(
+            name=name,
+            digest=checkpoint.digest,
+            rank=checkpoint.rank,
+            num_bytes=checkpoint.num_bytes,
+            base_model=base_model,
+            num_modules=len(checkpoint.modules),
+            profile=self.profile.encoded(),
+            warnings=checkpoint.warnings,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Checker:
@@ -56,12 +74,26 @@ class Checker:
     templates: TemplateProcesses
     now: Callable[[], datetime]
     entropy: Entropy
+    limits: Limits
+
+
+def limits_of(own: AdapterLimits, **platform: int) -> Limits:
+    """How large an adapter of a tenant may be; `platform` has fields of `Limits`."""
+    most = Limits(**platform)
+    return replace(
+        most,
+        max_rank=min(own.adapter_max_rank or most.max_rank, most.max_rank),
+        max_targets=min(own.adapter_max_modules or most.max_targets, most.max_targets),
+    )
 
 
 async def check_adapter(resources: Resources, tenant_id: str, folder: Path) -> CheckedAdapter:
     """The same as `check_folder`, against the served model."""
+    async with resources.database.reader() as session:
+        own = (await directory.get(session, tenant_id)).adapters
+    limits = limits_of(own, max_bytes=resources.settings.max_upload_bytes)
     model = resources.engine.model
-    checker = Checker(model, resources.templates, resources.now, resources.entropy)
+    checker = Checker(model, resources.templates, resources.now, resources.entropy, limits)
     return await check_folder(checker, tenant_id, folder)
 
 
@@ -79,7 +111,7 @@ async def check_folder(checker: Checker, tenant_id: str, folder: Path) -> Checke
 
     def read() -> tuple[Checkpoint | None, ReadProfile, tuple[Problem, ...]]:
         try:
-            checkpoint = inspect(folder, shapes)
+            checkpoint = inspect(folder, shapes, checker.limits)
         except CheckpointInvalid as error:
             return None, read_profile_files(folder, ways), error.problems
         own = replace(ways, vocab_size=checkpoint.vocab_size or model.vocab_size)

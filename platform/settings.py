@@ -9,6 +9,8 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from loraplex.platform.adapter_source import AdapterSource
+
 DEMO_MODEL = "demo"
 """What `model` says for the base model of the demo."""
 CLIENT_VARIABLES = frozenset({"LORAPLEX_URL", "LORAPLEX_KEY"})
@@ -199,10 +201,14 @@ class Settings(BaseSettings):
         description="Adapters that a worker keeps in `adapter-cache/` of its data directory, where "
         "`adapters_url` names no folder; those opened longest ago leave.",
     )
-    adapter_sources: dict[str, str] = Field(
+    adapter_sources: dict[str, AdapterSource] = Field(
         default={},
+        repr=False,
         description="JSON object of names and where adapters may be imported from by them: "
-        '`{"team": "s3://bucket/loras", "share": "file:///srv/adapters", "hub": "hf://"}`.',
+        '`{"ours": "s3://bucket/loras", "share": {"url": "file:///srv/share", "tenants": ["acme"]},'
+        ' "own": "s3://bucket/{tenant}", "hub": {"url": "hf://", "tenants": ["*"]}}`. A URL alone '
+        "is the operator's, unless it has a place for each `{tenant}`. A hub is asked without this "
+        'machine\'s token, but for `"use_hub_token": true`.',
     )
     max_upload_bytes: int = Field(
         1024 * 1024 * 1024,
@@ -361,7 +367,7 @@ def child_environment(settings: Settings) -> dict[str, str]:
     for name, value in settings:
         if value is not None:
             text = value.get_secret_value() if isinstance(value, SecretStr) else value
-            written = json.dumps(text) if isinstance(text, dict) else str(text)
+            written = json.dumps(text, default=dict) if isinstance(text, dict) else str(text)
             environment[f"LORAPLEX_{name.upper()}"] = written
     return environment
 

@@ -7,12 +7,13 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
+from loraplex.platform.adapter_source import AdapterSource
 from loraplex.platform.errors import BodyTooLarge, InvalidRequest, SourceUnavailable
 from loraplex.platform.upload_files import ADAPTER_FILES, check_files
 
@@ -22,28 +23,47 @@ MAX_PATH_CHARS = 300
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._ +=-]*")
 _REPOSITORY = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w-][\w./-]*))?", re.ASCII)
 _CHUNK_BYTES = 4 * 1024 * 1024
+_TIMEOUT_S = 60.0
 _LOGGED_BYTES = 256 * 1024 * 1024
+
+
+# Of the hub's client, which is not loaded where no hub is asked. A repository that is not for
+# everyone is one of the first.
+_ABSENT = frozenset({"RepositoryNotFoundError", "RevisionNotFoundError"})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An adapter's files in a source."""
+
+    path: str
+    sizes: Mapping[str, int]
+    """Name to length in bytes."""
+    revision: str = ""
+    """The commit of a hub whose files they are."""
 
 
 class Source(Protocol):
     """A place with folders of adapters. Both methods block."""
 
-    def sizes(self, path: str) -> Mapping[str, int]:
-        """Lengths in bytes of the files in a folder that are an adapter's.
+    def find(self, path: str) -> Found:
+        """What of an adapter is in a folder.
 
         Raises InvalidRequest for a path that cannot be, SourceUnavailable.
         """
 
-    def fetch(self, path: str, sizes: Mapping[str, int], into: Path) -> None:
-        """Copy these files. Raises BodyTooLarge where one has grown, and as `sizes`."""
+    def fetch(self, found: Found, into: Path) -> None:
+        """Copy these files. Raises BodyTooLarge where one has grown, and as `find`."""
 
 
-def open_source(url: str) -> Source:
-    """The source that a URL of the settings names. Raises SourceUnavailable if none is."""
+def open_source(source: AdapterSource, tenant: str) -> Source:
+    """The source of the settings, where a tenant's adapters are. Raises SourceUnavailable if its
+    URL names none."""
+    url = source.url_of(tenant)
     if url.startswith("file://"):
         return FolderSource(Path(url.removeprefix("file://")))
     if url.startswith("hf://"):
-        return HubSource(url.removeprefix("hf://").strip("/"))
+        return HubSource(url.removeprefix("hf://").strip("/"), use_token=source.use_hub_token)
     return RemoteSource(url)
 
 
@@ -53,10 +73,10 @@ class FolderSource:
 
     root: Path
 
-    def sizes(self, path: str) -> Mapping[str, int]:
-        """See `Source.sizes`."""
+    def find(self, path: str) -> Found:
+        """See `Source.find`."""
         folder = self._folder(path)
-        found = {}
+        sizes = {}
         for name in ADAPTER_FILES:
             with _reading(path):
                 try:
@@ -65,17 +85,17 @@ class FolderSource:
                     continue
             if not stat.S_ISREG(status.st_mode):
                 raise InvalidRequest(f"{name} in {path!r} is a link, or no file.", "path")
-            found[name] = status.st_size
-        return found
+            sizes[name] = status.st_size
+        return Found(path, sizes)
 
-    def fetch(self, path: str, sizes: Mapping[str, int], into: Path) -> None:
+    def fetch(self, found: Found, into: Path) -> None:
         """See `Source.fetch`."""
-        folder = self._folder(path)
-        for name, size in sizes.items():
-            with _reading(path):
+        folder = self._folder(found.path)
+        for name, size in found.sizes.items():
+            with _reading(found.path):
                 descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW)
                 with os.fdopen(descriptor, "rb") as file:
-                    _copy(file, into / name, size)
+                    _copy(_chunks_of(file), into / name, size)
 
     def _folder(self, path: str) -> Path:
         checked_path(path)
@@ -93,27 +113,27 @@ class RemoteSource:
 
     url: str
 
-    def sizes(self, path: str) -> Mapping[str, int]:
-        """See `Source.sizes`."""
+    def find(self, path: str) -> Found:
+        """See `Source.find`."""
         checked_path(path)
         with _reading(path):
             files, root = self._open()
             listed = files.ls(f"{root}/{path}", detail=True, refresh=True)
         names = {PurePosixPath(entry["name"]).name: entry for entry in listed}
-        return {
+        sizes = {
             name: int(names[name]["size"])
             for name in ADAPTER_FILES
             if name in names and names[name]["type"] == "file"
         }
+        return Found(path, sizes)
 
-    def fetch(self, path: str, sizes: Mapping[str, int], into: Path) -> None:
+    def fetch(self, found: Found, into: Path) -> None:
         """See `Source.fetch`."""
-        checked_path(path)
-        for name, size in sizes.items():
-            with _reading(path):
+        for name, size in found.sizes.items():
+            with _reading(found.path):
                 files, root = self._open()
-                with files.open(f"{root}/{path}/{name}", "rb") as file:
-                    _copy(file, into / name, size)
+                with files.open(f"{root}/{found.path}/{name}", "rb") as file:
+                    _copy(_chunks_of(file), into / name, size)
 
     def _open(self) -> tuple[Any, str]:
         """The file system, which has no type, and the root on it."""
@@ -129,27 +149,45 @@ class HubSource:
     if the URL names it."""
 
     owner: str
+    use_token: bool = False
+    """Ask with this machine's token, if it has one; else as anybody."""
 
-    def sizes(self, path: str) -> Mapping[str, int]:
-        """See `Source.sizes`."""
+    def find(self, path: str) -> Found:
+        """See `Source.find`."""
         repository, revision = self._repository(path)
         with _reading(path):
             from huggingface_hub import HfApi  # noqa: PLC0415  needed by few
 
-            info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+            api = HfApi(token=None if self.use_token else False)
+            info = api.model_info(repository, revision=revision, files_metadata=True)
+        if info.sha is None:
+            raise SourceUnavailable("The source does not say which commit it shows.")
         entries = {entry.rfilename: entry.size for entry in info.siblings or ()}
-        return {name: entries[name] or 0 for name in ADAPTER_FILES if name in entries}
+        sizes = {name: entries[name] or 0 for name in ADAPTER_FILES if name in entries}
+        return Found(path, sizes, info.sha)
 
-    def fetch(self, path: str, sizes: Mapping[str, int], into: Path) -> None:
+    def fetch(self, found: Found, into: Path) -> None:
         """See `Source.fetch`."""
-        repository, revision = self._repository(path)
-        with _reading(path):
-            from huggingface_hub import hf_hub_download  # noqa: PLC0415  as above
+        repository, _ = self._repository(found.path)
+        with _reading(found.path):
+            from huggingface_hub import (  # noqa: PLC0415  as above
+                get_session,
+                get_token,
+                hf_hub_url,
+            )
 
-            for name, size in sizes.items():
-                file = hf_hub_download(repository, name, revision=revision, local_dir=into)
-                if Path(file).stat().st_size > size:
-                    raise BodyTooLarge(size)
+            token = get_token() if self.use_token else None
+            # As it is, so that what comes is not more than what was counted.
+            headers = {"accept-encoding": "identity"}
+            if token is not None:
+                headers["authorization"] = f"Bearer {token}"
+            for name, size in found.sizes.items():
+                url = hf_hub_url(repository, name, revision=found.revision)
+                with get_session().stream(
+                    "GET", url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S
+                ) as response:
+                    response.raise_for_status()
+                    _copy(response.iter_raw(_CHUNK_BYTES), into / name, size)
 
     def _repository(self, path: str) -> tuple[str, str | None]:
         full = f"{self.owner}/{path}" if self.owner else path
@@ -174,12 +212,12 @@ def checked_path(path: str) -> PurePosixPath:
     return PurePosixPath(path)
 
 
-def check_found(path: str, sizes: Mapping[str, int], max_bytes: int) -> None:
+def check_found(found: Found, max_bytes: int) -> None:
     """Refuse a folder before anything of it is fetched. Raises InvalidRequest, BodyTooLarge."""
-    if not sizes:
-        raise _absent(path)
-    check_files(sizes.keys())
-    if sum(sizes.values()) > max_bytes:
+    if not found.sizes:
+        raise _absent(found.path)
+    check_files(found.sizes.keys())
+    if sum(found.sizes.values()) > max_bytes:
         raise BodyTooLarge(max_bytes)
 
 
@@ -195,7 +233,7 @@ def _reading(path: str) -> Iterator[None]:
     except ImportError as error:
         raise SourceUnavailable(f"The source needs a package that is missing: {error}.") from error
     except Exception as error:
-        if type(error).__name__ in {"RepositoryNotFoundError", "RevisionNotFoundError"}:
+        if _ABSENT & {kind.__name__ for kind in type(error).__mro__}:
             raise _absent(path) from None
         _log.warning("a source of adapters cannot be read: %s", error)
         raise SourceUnavailable(
@@ -203,10 +241,15 @@ def _reading(path: str) -> Iterator[None]:
         ) from error
 
 
-def _copy(source: IO[bytes], target: Path, size: int) -> None:
+def _chunks_of(file: IO[bytes]) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK_BYTES):
+        yield chunk
+
+
+def _copy(chunks: Iterable[bytes], target: Path, size: int) -> None:
     num_bytes = 0
     with target.open("xb") as file:
-        while chunk := source.read(_CHUNK_BYTES):
+        for chunk in chunks:
             num_bytes += len(chunk)
             if num_bytes > size:
                 raise BodyTooLarge(size)

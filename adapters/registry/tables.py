@@ -80,6 +80,8 @@ class AdapterVersion(Base):
     """JSON: what the self-test at registration compared and found; None if none ran."""
     profile: Mapped[str | None] = mapped_column(Text)
     """JSON: how requests on it are made, such as its chat template; None for the base's ways."""
+    warnings: Mapped[str | None] = mapped_column(Text)
+    """JSON: what is legal in it and yet hardly meant; None if nothing is."""
 
 
 class AdapterAlias(Base):
@@ -142,7 +144,11 @@ class BytesClaim(Base):
     """Bytes that somebody puts into the store now, or takes out of it."""
 
     __tablename__ = "adapter_bytes_claim"
-    __table_args__ = (CheckConstraint(one_of("kind", CLAIM_KINDS), name="kind"),)
+    # No claim is taken for one that was given up before.
+    __table_args__ = (
+        CheckConstraint(one_of("kind", CLAIM_KINDS), name="kind"),
+        {"sqlite_autoincrement": True},
+    )
 
     id: Mapped[BigId] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(80), index=True)

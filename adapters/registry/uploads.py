@@ -1,5 +1,6 @@
 """What became of each upload: `uploading → validating → ready | rejected`, or `cancelled`."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -44,6 +45,8 @@ class UploadRecord:
     problems: tuple[Problem, ...]
     version: str | None
     """`tenant/adapter@3`, once it is ready."""
+    warnings: tuple[str, ...]
+    """Of that version."""
     created_at: datetime
     updated_at: datetime
 
@@ -196,9 +199,9 @@ async def _change(session: AsyncSession, where: object, **values: object) -> boo
     return bool(result.rowcount)  # type: ignore[attr-defined]  # of an update
 
 
-def _records(tenant_id: str) -> "Select[AdapterUpload, str, str | None, int | None]":
+def _records(tenant_id: str) -> "Select[AdapterUpload, str, str | None, AdapterVersion | None]":
     return (
-        select(AdapterUpload, Tenant.name, Adapter.name, AdapterVersion.number)
+        select(AdapterUpload, Tenant.name, Adapter.name, AdapterVersion)
         .join(Tenant, Tenant.id == AdapterUpload.tenant_id)
         .outerjoin(AdapterVersion, AdapterVersion.id == AdapterUpload.version_id)
         .outerjoin(Adapter, Adapter.id == AdapterVersion.adapter_id)
@@ -207,7 +210,7 @@ def _records(tenant_id: str) -> "Select[AdapterUpload, str, str | None, int | No
 
 
 def _record(
-    upload: AdapterUpload, tenant: str, adapter: str | None, number: int | None
+    upload: AdapterUpload, tenant: str, adapter: str | None, version: AdapterVersion | None
 ) -> UploadRecord:
     problems = msgspec.json.decode(upload.problems or "[]", type=list[dict[str, str]])
     return UploadRecord(
@@ -217,7 +220,8 @@ def _record(
         source=upload.source,
         files=msgspec.json.decode(upload.files, type=dict[str, int]),
         problems=tuple(Problem(**problem) for problem in problems),
-        version=None if adapter is None else f"{tenant}/{adapter}@{number}",
+        version=None if version is None else f"{tenant}/{adapter}@{version.number}",
+        warnings=() if version is None else tuple(json.loads(version.warnings or "[]")),
         created_at=upload.created_at,
         updated_at=upload.updated_at,
     )

@@ -52,6 +52,7 @@ def _extend_versions() -> None:
         )
         version.add_column(sa.Column("self_test", sa.Text(), nullable=True))
         version.add_column(sa.Column("profile", sa.Text(), nullable=True))
+        version.add_column(sa.Column("warnings", sa.Text(), nullable=True))
         version.create_check_constraint(
             op.f("ck_adapter_version_status"), "status IN ('ready', 'retired', 'deleted')"
         )
@@ -137,6 +138,7 @@ def _create_bytes_claims() -> None:
         sa.Column("began_at", UtcDateTime(), nullable=False),
         sa.CheckConstraint("kind IN ('keep', 'remove')", name=op.f("ck_adapter_bytes_claim_kind")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter_bytes_claim")),
+        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_adapter_bytes_claim_digest"), "adapter_bytes_claim", ["digest"])
 
@@ -169,7 +171,7 @@ def downgrade() -> None:
         for name in ("status", "deletion"):
             version.drop_constraint(op.f(f"ck_adapter_version_{name}"), type_="check")
         for name in (
-            *("profile", "self_test", "is_pinned"),
+            *("warnings", "profile", "self_test", "is_pinned"),
             *("deleted_at", "num_deletions", "deletion", "retired_at", "status"),
         ):
             version.drop_column(name)

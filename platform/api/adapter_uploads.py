@@ -82,6 +82,8 @@ class UploadView(View):
     problems: list[ProblemView]
     version: str | None
     """`tenant/adapter@3`, once it is ready."""
+    warnings: list[str]
+    """What is legal in that version and yet hardly meant."""
     created_at: datetime
     updated_at: datetime
 
@@ -102,6 +104,7 @@ class UploadView(View):
             total_bytes=sum(record.files.values()),
             problems=[ProblemView(**problem._asdict()) for problem in record.problems],
             version=record.version,
+            warnings=list(record.warnings),
             created_at=record.created_at,
             updated_at=record.updated_at,
         )

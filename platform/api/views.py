@@ -60,6 +60,8 @@ class AdapterVersionView(View):
     deleted_at: datetime | None
     self_test: SelfTestView | None
     """Null if none was made."""
+    warnings: list[str]
+    """What is legal in it and yet hardly meant."""
 
     @classmethod
     def of(cls, version: PublishedVersion) -> Self:
@@ -79,6 +81,7 @@ class AdapterVersionView(View):
             retired_at=version.standing.retired_at,
             deleted_at=version.standing.deleted_at,
             self_test=None if version.self_test is None else SelfTestView.of(version.self_test),
+            warnings=list(version.warnings),
         )
 
 

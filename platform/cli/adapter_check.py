@@ -1,15 +1,15 @@
 """`loraplex adapter check`: the report that an upload would get, offline and without torch."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loraplex.platform.cli.context import AsJson, CommandFailed, DataDir, reporting_errors
+from loraplex.platform.cli.base_model import BaseModel, ModelOption, find_base_model
+from loraplex.platform.cli.context import AsJson, DataDir, load_settings, reporting_errors
 from loraplex.platform.cli.output import counted, print_json
 
 if TYPE_CHECKING:
-    from loraplex.adapters.base_shapes import BaseShapes
     from loraplex.adapters.checkpoint import Report
 
 _SHOWN = 4
@@ -18,21 +18,11 @@ _UNCHECKED = (
 )
 
 
-class _Base(NamedTuple):
-    name: str
-    shapes: "BaseShapes"
-
-
 def check(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder of a PEFT LoRA checkpoint.")
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|demo", help="Base model's folder. Default: what `loraplex serve` served."
-        ),
-    ] = None,
+    model: ModelOption = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -40,7 +30,7 @@ def check(
     from loraplex.adapters.checkpoint import examine
 
     with reporting_errors():
-        base = _base(model, data_dir)
+        base = find_base_model(load_settings(data_dir, None), model)
         report = examine(directory, base.shapes if base else None)
     warnings = [*report.warnings, *([] if base else [_UNCHECKED])]
     if as_json:
@@ -61,7 +51,7 @@ def check(
     raise typer.Exit(1 if report.problems else 0)
 
 
-def _print(report: "Report", base: _Base | None, warnings: list[str]) -> None:
+def _print(report: "Report", base: BaseModel | None, warnings: list[str]) -> None:
     shown = ", ".join(report.modules[:_SHOWN])
     more = len(report.modules) - _SHOWN
     lines = {
@@ -82,26 +72,3 @@ def _print(report: "Report", base: _Base | None, warnings: list[str]) -> None:
     typer.echo(f"The adapter is refused for {counted(len(report.problems), 'reason')}:")
     for problem in report.problems:
         typer.echo(f"  - {problem}")
-
-
-def _base(model: str | None, data_dir: Path | None) -> _Base | None:
-    """The base model asked for, else the one that a worker served last, else none."""
-    from loraplex.adapters.base_shapes import BaseShapes
-
-    if model not in (None, "demo"):
-        return _Base(model, BaseShapes.read(Path(model)))
-    from loraplex.platform.base_record import read_record, shapes_told
-    from loraplex.platform.cli.context import load_settings
-    from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir
-
-    settings = load_settings(data_dir, None)
-    if model == "demo":
-        return _Base(DEMO_MODEL_NAME, BaseShapes.read(demo_model_dir(settings.data_dir)))
-    path = settings.base_record_path
-    try:
-        record = read_record(path)
-    except (OSError, ValueError) as error:
-        raise CommandFailed(
-            f"{path} cannot be read ({error!r}); name a folder with --model"
-        ) from None
-    return _Base(record.name, shapes_told(record.shapes)) if record else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loraplex.platform.cli.adapter_push import Pushed, publish_folder, pushed_as, tell
+from loraplex.platform.cli.base_model import ModelOption
 from loraplex.platform.cli.context import (
     AsJson,
     CommandContext,
@@ -29,12 +30,7 @@ def import_(
             help="Where it is: a name of LORAPLEX_ADAPTER_SOURCES, and a path inside it.",
         ),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|demo", help="Base model's folder. Default: what `loraplex serve` served."
-        ),
-    ] = None,
+    model: ModelOption = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
@@ -47,23 +43,24 @@ def import_(
 
     async def work(context: CommandContext) -> Pushed:
         with tempfile.TemporaryDirectory() as folder:
-            _fetch(context.settings, source, path, Path(folder))
+            _fetch(context.settings, target[0], (source, path), Path(folder))
             return await publish_folder(context, target, Path(folder), model)
 
     tell(run(work, data_dir, database_url), as_json=as_json)
 
 
-def _fetch(settings: "Settings", source: str, path: str, folder: Path) -> None:
+def _fetch(settings: "Settings", tenant: str, reference: tuple[str, str], folder: Path) -> None:
     from loraplex.platform.errors import PlatformError
     from loraplex.platform.sources import check_found, open_source
 
+    source, path = reference
     if source not in settings.adapter_sources:
         known = ", ".join(sorted(settings.adapter_sources)) or "none"
         raise CommandFailed(f"LORAPLEX_ADAPTER_SOURCES has no source {source!r}; it has {known}")
-    opened = open_source(settings.adapter_sources[source])
+    opened = open_source(settings.adapter_sources[source], tenant)
     try:
-        sizes = opened.sizes(path)
-        check_found(path, sizes, settings.max_upload_bytes)
-        opened.fetch(path, sizes, folder)
+        found = opened.find(path)
+        check_found(found, settings.max_upload_bytes)
+        opened.fetch(found, folder)
     except (PlatformError, OSError) as error:
         raise CommandFailed(f"{source}:{path} cannot be imported: {error}") from error

@@ -19,7 +19,7 @@ from tests.adapters import build
 
 from loraplex.adapters.checkpoint import TENSORS_FILE, Checkpoint, inspect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing
-from loraplex.adapters.opened_store import StoreUrlInvalid, open_store
+from loraplex.adapters.opened_store import StoreUrlInvalid, open_store, shown_url
 from loraplex.adapters.remote_storage import IN_USE_S, RemoteStore
 
 GIB = 1 << 30
@@ -151,9 +151,9 @@ def test_what_a_killed_writer_or_remover_left_in_the_bucket_is_swept_when_it_is_
     whole = set(files.find("/a"))
     store.put(half)
     files.rm_file(f"/a/{half.digest[:2]}/{half.digest}/version.json")
-    store.sweep(time.time() - 60)
+    store.remove_partial(time.time() - 60)
     assert len(files.find("/a")) == 5, "nothing of it is old"
-    store.sweep(time.time() + 60)
+    store.remove_partial(time.time() + 60)
     assert set(files.find("/a")) == whole
     assert store.stored(time.time() - 60) == []
     assert store.stored(time.time() + 60) == [kept.digest]
@@ -279,6 +279,25 @@ def test_a_store_that_does_not_answer_is_an_os_error(tmp_path: Path) -> None:
 def test_an_unknown_kind_of_store_is_refused_by_its_url(tmp_path: Path) -> None:
     with pytest.raises(StoreUrlInvalid, match="nothing://x"):
         open_store("nothing://x", tmp_path, GIB)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/loras", "s3://bucket/loras"),
+        ("s3://key:se/cr?et@bucket/loras", "s3://…"),
+        ("s3://bucket/loras?token=a@b", "s3://…"),
+        ("/srv/a@b", "/srv/a@b"),
+    ],
+)
+def test_messages_show_nothing_of_a_url_that_may_be_a_key(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_a_url_that_opens_no_store_is_told_without_its_key(tmp_path: Path) -> None:
+    with pytest.raises(StoreUrlInvalid) as refused:
+        open_store("nothing://key:secret@bucket", tmp_path, 0)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_local_store_loads_no_remote_driver(tmp_path: Path) -> None:

@@ -67,6 +67,9 @@ def test_a_pushed_adapter_is_stored_and_published(acme: Shell, base: Path, tmp_p
     said = acme.out("adapter", "push", "acme/support", checkpoint, "--model", str(base))
     (row,) = acme.rows("adapter", "list", "acme")
     assert said.startswith("Published acme/support@1 (rank 2, 128 bytes, ")
+    assert row["self_test"] is None
+    for shown in (("list", "acme"), ("show", "acme/support")):
+        assert "not run" in acme.out("adapter", *shown)
     assert (row["model"], row["version"], row["base_model"]) == ("acme/support", 1, "tiny-base")
     assert AdapterStore(acme.data_dir / "adapters").open(str(row["digest"])).is_dir()
 

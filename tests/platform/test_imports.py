@@ -8,15 +8,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 from tests.adapters import build
 from tests.platform.conftest import Gateway, error_of
 from tests.services.hub import running_hub
 from tests.services.s3 import S3Server
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
+from loraplex.platform.adapter_source import AdapterSource
 from loraplex.platform.errors import BodyTooLarge, InvalidRequest, SourceUnavailable
 from loraplex.platform.settings import Settings, child_environment
-from loraplex.platform.sources import FolderSource, HubSource, RemoteSource, open_source
+from loraplex.platform.sources import FolderSource, Found, HubSource, RemoteSource, open_source
 
 
 @pytest.fixture
@@ -32,7 +34,13 @@ def settings(tmp_path: Path, gateway_database_url: str, shared: Path) -> Setting
         data_dir=tmp_path,
         database_url=gateway_database_url,
         max_upload_bytes=100_000,
-        adapter_sources={"share": f"file://{shared}", "gone": "file:///nowhere", "hub": "hf://"},
+        adapter_sources={
+            "share": {"url": f"file://{shared}", "tenants": ["acme"]},
+            "gone": {"url": "file:///nowhere", "tenants": ["*"]},
+            "hub": {"url": "hf://", "tenants": ["*"]},
+            "own": f"file://{shared}/{{tenant}}",
+            "ours": f"file://{shared}",
+        },
     )
 
 
@@ -64,7 +72,8 @@ async def test_an_adapter_of_a_bucket_is_published(
         data = (shared / "team" / "support-v2" / name).read_bytes()
         async with httpx.AsyncClient() as client:
             await client.put(f"{s3.url}/{bucket}/loras/mine/{name}", content=data)
-    gateway.resources.settings.adapter_sources["bucket"] = f"s3://{bucket}/loras"
+    source = AdapterSource(url=f"s3://{bucket}/loras", tenants=("acme",))
+    gateway.resources.settings.adapter_sources["bucket"] = source
     response = await ask(gateway, "mine", "bucket")
     assert (response.status_code, response.json()["id"]) == (201, "acme/support@1")
     absent = await ask(gateway, "yours", "bucket")
@@ -84,7 +93,7 @@ async def test_a_path_that_is_no_plain_relative_name_is_refused(
     response = await ask(gateway, path)
     assert (response.status_code, error_of(response)["param"]) == (400, "path")
     with pytest.raises(InvalidRequest):
-        RemoteSource("memory://x").sizes(path)
+        RemoteSource("memory://x").find(path)
     assert (await gateway.client.get("/v1/adapters/uploads")).json()["data"] == []
 
 
@@ -132,7 +141,7 @@ def test_a_file_that_grew_since_it_was_measured_is_refused(shared: Path, tmp_pat
     into = tmp_path / "into"
     into.mkdir()
     with pytest.raises(BodyTooLarge):
-        source.fetch("team/support-v2", {CONFIG_FILE: 3}, into)
+        source.fetch(Found("team/support-v2", {CONFIG_FILE: 3}), into)
 
 
 async def test_a_rejected_import_is_listed_with_its_problems(
@@ -152,17 +161,85 @@ async def test_a_hub_that_cannot_be_reached_is_told_so(gateway: Gateway) -> None
 @pytest.mark.parametrize("path", ["adapter", "a/b/c", "a/..", "../b", "a/b@../../x", "a b/c", "/a"])
 def test_a_path_of_a_hub_is_a_repository(path: str) -> None:
     with pytest.raises(InvalidRequest, match="repository"):
-        HubSource("").sizes(path)
+        HubSource("").find(path)
 
 
 def test_a_source_with_an_unknown_scheme_is_unavailable() -> None:
     with pytest.raises(SourceUnavailable):
-        open_source("nothing://x").sizes("a")
+        open_source(AdapterSource(url="nothing://x"), "acme").find("a")
 
 
 def test_sources_reach_child_processes_as_json(settings: Settings) -> None:
     environment = child_environment(settings)
-    assert '"hub": "hf://"' in environment["LORAPLEX_ADAPTER_SOURCES"]
+    read = TypeAdapter(dict[str, AdapterSource]).validate_json
+    assert read(environment["LORAPLEX_ADAPTER_SOURCES"]) == settings.adapter_sources
+    assert "nowhere" not in repr(settings)
+
+
+async def test_a_source_is_there_for_the_tenants_alone_that_the_operator_names(
+    gateway: Gateway,
+) -> None:
+    _, key = await gateway.make_tenant("other")
+    body = {"name": "support", "source": "share", "path": "team/support-v2"}
+    refused = await gateway.client.post(
+        "/v1/adapters/import", json=body, headers={"authorization": f"Bearer {key}"}
+    )
+    absent = await gateway.client.post(
+        "/v1/adapters/import",
+        json=body | {"source": "other"},
+        headers={"authorization": f"Bearer {key}"},
+    )
+    told = error_of(refused)["message"]
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "source")
+    assert told.replace("share", "other") == error_of(absent)["message"]
+    assert told.endswith("known: gone, hub, own.")
+
+
+async def test_a_url_alone_is_for_the_operator(gateway: Gateway, admin: httpx.AsyncClient) -> None:
+    refused = await ask(gateway, "team/support-v2", "ours")
+    assert error_of(refused)["param"] == "source"
+    body = {"name": "support", "source": "ours", "path": "team/support-v2"}
+    made = await admin.post("/tenants/acme/adapters/import", json=body)
+    assert (made.status_code, made.json()["id"]) == (201, "acme/support@1")
+
+
+async def test_a_source_with_a_place_for_each_tenant_shows_each_its_own_alone(
+    gateway: Gateway, shared: Path
+) -> None:
+    build.save(shared / "acme" / "mine")
+    (shared / "acme" / "theirs").symlink_to(shared / "team")
+    assert (await ask(gateway, "mine", "own")).status_code == 201
+    for path in ("theirs/support-v2", "../team/support-v2", "team/support-v2"):
+        assert error_of(await ask(gateway, path, "own"))["param"] == "path"
+
+
+ON_A_HUB = """
+import json, sys
+from pathlib import Path
+from loraplex.platform.adapter_source import AdapterSource
+from loraplex.platform.errors import BodyTooLarge, InvalidRequest
+from loraplex.platform.sources import Found, open_source
+
+def trial(work):
+    try:
+        return work()
+    except (BodyTooLarge, InvalidRequest) as error:
+        return type(error).__name__, getattr(error, "code", "")
+
+source = open_source(AdapterSource(url="hf://someone"), "acme")
+found = source.find("adapter@main")
+source.fetch(found, Path(sys.argv[1]))
+less = Found(found.path, dict.fromkeys(found.sizes, 3), found.revision)
+private = AdapterSource(url="hf://private")
+trusted = AdapterSource(url="hf://private", use_hub_token=True)
+print(json.dumps({
+    "sizes": found.sizes,
+    "grown": trial(lambda: source.fetch(less, Path(sys.argv[2]))),
+    "absent": trial(lambda: source.find("absent")),
+    "private": trial(lambda: open_source(private, "acme").find("adapter")),
+    "trusted": len(open_source(trusted, "acme").find("adapter").sizes),
+}))
+"""
 
 
 def test_an_adapter_of_a_hub_is_fetched_file_by_file(tmp_path: Path) -> None:
@@ -171,29 +248,26 @@ def test_an_adapter_of_a_hub_is_fetched_file_by_file(tmp_path: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"x" * 1000)
     into = tmp_path / "into"
     into.mkdir()
-    code = (
-        "import sys, json; from pathlib import Path\n"
-        "from loraplex.platform.errors import InvalidRequest\n"
-        "from loraplex.platform.sources import open_source\n"
-        "source = open_source('hf://someone')\n"
-        "sizes = source.sizes('adapter@main')\n"
-        "source.fetch('adapter@main', sizes, Path(sys.argv[1]))\n"
-        "try: source.sizes('absent')\n"
-        "except InvalidRequest as error: print(json.dumps([sizes, error.code]))"
-    )
+    build.save(tmp_path / "hub" / "private" / "adapter")
+    other = tmp_path / "other"
+    other.mkdir()
     with running_hub(tmp_path / "hub") as address:
         environment = os.environ | {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"}
         environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        environment["HF_TOKEN"] = "hf_x"
         child = subprocess.run(
-            [sys.executable, "-c", code, str(into)],
+            [sys.executable, "-c", ON_A_HUB, str(into), str(other)],
             env=environment,
             capture_output=True,
             text=True,
             check=False,
         )
     assert child.returncode == 0, child.stderr
-    sizes, told = json.loads(child.stdout)
-    assert (set(sizes), told) == ({CONFIG_FILE, TENSORS_FILE}, "path_not_found")
+    told = json.loads(child.stdout)
+    absent = ["InvalidRequest", "path_not_found"]
+    assert set(told["sizes"]) == {CONFIG_FILE, TENSORS_FILE}
+    assert told["grown"][0] == "BodyTooLarge"
+    assert [told["absent"], told["private"], told["trusted"]] == [absent, absent, 2]
     for name in (CONFIG_FILE, TENSORS_FILE):
         assert (into / name).read_bytes() == (folder / name).read_bytes()
     assert not list(into.rglob("*.bin"))

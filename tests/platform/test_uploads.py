@@ -25,7 +25,9 @@ from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.receiving import ABANDONED_S, received, remove_abandoned
 from loraplex.platform.settings import Settings
 from loraplex.platform.upload_form import UploadForm
-from loraplex.tenants import admin_keys
+from loraplex.tenants import admin_keys, directory
+from loraplex.tenants.audit import Act
+from loraplex.tenants.limits import AdapterLimits
 
 MIB = 1024 * 1024
 
@@ -78,6 +80,7 @@ async def test_an_uploaded_adapter_is_callable_at_once(gateway: Gateway, checkpo
         "retired_at": None,
         "deleted_at": None,
         "self_test": response.json()["self_test"],
+        "warnings": [],
     }
     answer = await gateway.chat(model="acme/support")
     assert answer.headers["x-loraplex-model"] == "acme/support@1"
@@ -327,6 +330,35 @@ async def test_no_adapter_has_a_name_that_is_a_word_of_the_apis_paths(
         response = await upload(gateway, checkpoint, word)
         assert (response.status_code, error_of(response)["param"]) == (400, "name")
         assert word in error_of(response)["message"]
+
+
+async def test_what_is_hardly_meant_is_told_with_the_version_and_its_upload(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    content = build.tensors()
+    for name in content:
+        if "lora_B" in name:
+            content[name] = np.zeros_like(content[name])
+    made = await upload(gateway, build.save(tmp_path / "untrained", content=content))
+    (warning,) = made.json()["warnings"]
+    assert "every lora_B is zero" in warning
+    (listed,) = (await gateway.client.get("/v1/adapters/uploads")).json()["data"]
+    assert listed["warnings"] == [warning]
+    sound = await upload(gateway, build.save(tmp_path / "trained"))
+    assert sound.json()["warnings"] == []
+
+
+async def test_a_rank_and_modules_beyond_the_tenants_limits_are_told_with_all_other_problems(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    limits = AdapterLimits(adapter_max_rank=1, adapter_max_modules=1)
+    async with gateway.resources.database.session() as session:
+        change = directory.TenantChange(adapters=limits)
+        await directory.change(session, Act("test", NOW), gateway.tenant.id, change)
+    refused = await upload(gateway, build.save(tmp_path / "large", {"zzz": 1}))
+    assert refused.json()["error"]["code"] == "invalid_adapter"
+    fields = {problem["field"] for problem in refused.json()["error"]["details"]}
+    assert fields == {"zzz", "r", "target_modules"}
 
 
 async def test_a_disk_that_takes_no_more_is_503_and_leaves_nothing(gateway: Gateway) -> None:

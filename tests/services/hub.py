@@ -1,4 +1,5 @@
-"""The few routes of a hub of models that a download uses, over folders `owner/name`."""
+"""The few routes of a hub of models that a download uses, over folders `owner/name`: files by the
+commit alone, and those of an owner `private` for whoever has a token."""
 
 import hashlib
 import json
@@ -27,7 +28,8 @@ def running_hub(root: Path) -> Iterator[str]:
 
         def _answer(self, *, with_body: bool) -> None:
             parts = urlsplit(self.path).path.strip("/").split("/")
-            data = self._data(parts)
+            is_hidden = "private" in parts and "Authorization" not in self.headers
+            data = None if is_hidden else self._data(parts)
             self.send_response(404 if data is None else 200)
             if data is None:
                 self.send_header("X-Error-Code", "RepoNotFound")
@@ -47,7 +49,9 @@ def running_hub(root: Path) -> Iterator[str]:
                     ]
                     info = {"id": f"{owner}/{name}", "sha": COMMIT, "siblings": files}
                     return json.dumps(info).encode()
-                case [owner, name, "resolve", _, file] if (root / owner / name / file).is_file():
+                case [owner, name, "resolve", commit, file] if (
+                    commit == COMMIT and (root / owner / name / file).is_file()
+                ):
                     return (root / owner / name / file).read_bytes()
             return None
 

@@ -3,16 +3,20 @@
 from typing import Annotated
 
 import fastapi
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Request
 
 from loraplex.platform.api.adapter_aliases import alias_routes
 from loraplex.platform.api.adapter_owner import AdapterOwner
+from loraplex.platform.api.adapter_uploads import ImportBody
 from loraplex.platform.api.adapter_versions import version_routes
 from loraplex.platform.api.adapter_views import AuditEventView
 from loraplex.platform.api.admin.tenants import tenant_of
 from loraplex.platform.api.audit import AuditQuery, page_of_events
+from loraplex.platform.api.bodies import parse_exactly, request_body_of
 from loraplex.platform.api.paging import Listing
-from loraplex.platform.deps import Admin, ServicesOf
+from loraplex.platform.api.views import AdapterVersionView
+from loraplex.platform.deps import Admin, ServicesOf, body_of
+from loraplex.platform.imports import Reference, import_adapter
 
 router = APIRouter()
 PREFIX = "/admin/v1/tenants/{tenant}/adapters"
@@ -33,6 +37,28 @@ async def tenant_owns(tenant: str, admin: Admin, services: ServicesOf) -> Adapte
 
 router.include_router(version_routes(tenant_owns), prefix=PREFIX)
 router.include_router(alias_routes(tenant_owns), prefix=PREFIX)
+
+
+@router.post(
+    f"{PREFIX}/import",
+    status_code=201,
+    tags=["adapters"],
+    openapi_extra=request_body_of(ImportBody),
+)
+async def import_for_tenant(
+    request: Request, owner: Annotated[AdapterOwner, Depends(tenant_owns)], services: ServicesOf
+) -> AdapterVersionView:
+    """Publish for a tenant an adapter that lies in any of the platform's sources."""
+    asked = parse_exactly(await body_of(request), ImportBody)
+    version = await import_adapter(
+        services.resources,
+        owner.tenant_id,
+        asked.name,
+        Reference(asked.source, asked.path),
+        owner.actor,
+        as_operator=True,
+    )
+    return AdapterVersionView.of(version)
 
 
 @router.get("/admin/v1/audit", tags=["audit"])

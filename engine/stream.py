@@ -25,6 +25,7 @@ from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
     Drop,
+    EndVerification,
     GatewayMessage,
     Hello,
     MetricsQuery,
@@ -56,7 +57,7 @@ class _Gateway:
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer
         self.request_ids: set[str] = set()
-        self.verifications: set[asyncio.Task[None]] = set()
+        self.verifications: dict[int, asyncio.Task[None]] = {}
 
     def send(self, message: object) -> None:
         """Write one frame without waiting; a gateway that does not read is cut off."""
@@ -216,10 +217,16 @@ class StreamServer:
                     self._inspect(query_id, gateway)
                 case MetricsQuery(query_id):
                     gateway.send(MetricsText(query_id, self._metrics()))
-                case Verify() as asked:
-                    self._begin_verification(asked, gateway)
+                case Verify() | EndVerification() as message:
+                    self._verify_or_end(message, gateway)
                 case Hello():
                     raise ValueError("a second hello")
+
+    def _verify_or_end(self, message: Verify | EndVerification, gateway: _Gateway) -> None:
+        if isinstance(message, Verify):
+            self._begin_verification(message, gateway)
+        elif message.query_id in gateway.verifications:
+            gateway.verifications[message.query_id].cancel()
 
     def _begin_verification(self, asked: Verify, gateway: _Gateway) -> None:
         if self._draining:
@@ -228,8 +235,8 @@ class StreamServer:
         task = asyncio.create_task(self._answer_verification(asked, gateway))
         self._verifications.add(task)
         task.add_done_callback(self._verifications.discard)
-        gateway.verifications.add(task)
-        task.add_done_callback(gateway.verifications.discard)
+        gateway.verifications[asked.query_id] = task
+        task.add_done_callback(lambda _: gateway.verifications.pop(asked.query_id))
 
     async def _answer_verification(self, asked: Verify, gateway: _Gateway) -> None:
         try:
@@ -273,7 +280,7 @@ class StreamServer:
     def _forget(self, gateway: _Gateway) -> None:
         """A broken stream ends all that its gateway had open."""
         self._gateways.discard(gateway)
-        for verification in gateway.verifications:
+        for verification in gateway.verifications.values():
             verification.cancel()
         for request_id in gateway.request_ids:
             self._owners.pop(request_id, None)

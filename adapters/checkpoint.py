@@ -4,7 +4,7 @@ A checkpoint is what PEFT's `save_pretrained` writes: adapter_config.json beside
 adapter_model.safetensors. What its tensors are says `claims.py`, whether they fit `fit.py`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,6 @@ MAX_PROBLEMS = 200
 PICKLES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 """Suffixes of files that can run code when they are read."""
 _NO_LIMITS = Limits()
-_A = (Role.LORA_A, Role.EMBEDDING_A, Role.PARAMETER_A)
 _B = (Role.LORA_B, Role.EMBEDDING_B, Role.PARAMETER_B)
 
 
@@ -107,7 +106,7 @@ def examine(directory: Path, base: BaseShapes | None, limits: Limits = _NO_LIMIT
     values = read_values(directory / TENSORS_FILE, config, entries)
     problems += values.problems
     adapted = _adapted(claims)
-    rank = max((_rank(claims[path], path, base) for path in adapted), default=0)
+    rank = max((fit.rank_in_file(claims[path], path, base) for path in adapted), default=0)
     problems += limits.problems(rank, len(adapted))
     return Report(
         directory=directory,
@@ -185,8 +184,7 @@ def _misfits(
     directory: Path, config: AdapterConfig, claims: Claims, base: BaseShapes
 ) -> list[Problem]:
     try:
-        matcher = targets.matcher_for(config, base)
-        problems = fit.problems(config, claims, base, matcher)
+        problems = fit.problems(config, claims, base, targets.resolve(config, base, claims))
         if not problems:
             problems = list(twins.problems(directory / TENSORS_FILE, config, claims, base))
     except PatternTimeout as error:
@@ -197,15 +195,9 @@ def _misfits(
 
 
 def _adapted(claims: Claims) -> list[str]:
-    return sorted(path for path, roles in claims.items() if not roles.keys().isdisjoint(_A))
-
-
-def _rank(roles: Mapping[Role, TensorEntry], path: str, base: BaseShapes | None) -> int:
-    """By the shape of A, which holds the ranks of all experts for a parameter."""
-    entry = next(roles[role] for role in _A if role in roles)
-    rank = entry.shape[0] if entry.shape else 0
-    experts = base.parameters.get(path, ()) if base is not None else ()
-    return rank // experts[0] if len(experts) == 3 else rank
+    return sorted(
+        path for path, roles in claims.items() if not roles.keys().isdisjoint(fit.A_ROLES)
+    )
 
 
 def _warnings(claims: Claims, values: Values) -> Iterator[str]:

@@ -8,10 +8,10 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.claims import Claims, Role
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.errors import Problem
-from loraplex.adapters.patterns import Matcher
 from loraplex.adapters.tensor_file import TensorEntry
 
 _LISTED = 5
+A_ROLES = (Role.LORA_A, Role.EMBEDDING_A, Role.PARAMETER_A)
 _PAIRS = (Role.LORA_A, Role.EMBEDDING_A)
 _RANKED = (
     *(Role.LORA_A, Role.LORA_B, Role.EMBEDDING_A, Role.EMBEDDING_B),
@@ -39,24 +39,11 @@ def vocabulary(claims: Claims, base: BaseShapes) -> int | None:
 
 
 def problems(
-    config: AdapterConfig, claims: Claims, base: BaseShapes, matcher: Matcher | None = None
+    config: AdapterConfig, claims: Claims, base: BaseShapes, resolved: targets.Resolved
 ) -> list[Problem]:
-    """Reasons why these tensors, as this config places them, are no adapter of the base model.
-
-    Raises:
-        PatternTimeout: a pattern of the config was not matched in time.
-    """
-    matcher = matcher or targets.matcher_for(config, base)
-    # Of modules that the base lacks nothing is asked: a file may name any number of them.
-    ranked = claims.keys() & (base.linears.keys() | base.embeddings.keys() | base.parameters.keys())
-    fit = _Fit(
-        config,
-        claims,
-        base,
-        vocabulary(claims, base),
-        targets.targeted(config, base, matcher),
-        targets.ranks(config, ranked, matcher),
-    )
+    """Reasons why these tensors, as this config places them, are no adapter of the base model;
+    `resolved` is the config on that, for the claimed paths."""
+    fit = _Fit(config, claims, base, vocabulary(claims, base), resolved.targeted, resolved.rank_of)
     return [
         *fit.pairs(),
         *fit.saved(),
@@ -66,6 +53,22 @@ def problems(
         *fit.parameters(),
         *fit.shapes(),
     ]
+
+
+def have_their_shapes(config: AdapterConfig, claims: Claims, base: BaseShapes) -> bool:
+    """True if each tensor has a place on the base model, and the shape that is asked for there by
+    the rank of its own pair. It matches no pattern."""
+    rank_of = {path: rank_in_file(roles, path, base) for path, roles in claims.items()}
+    fit = _Fit(config, claims, base, vocabulary(claims, base), frozenset(), rank_of)
+    return all(map(fit.has_its_shapes, claims))
+
+
+def rank_in_file(roles: Mapping[Role, TensorEntry], path: str, base: BaseShapes | None) -> int:
+    """By the shape of A, which holds the ranks of all experts for a parameter; 0 without one."""
+    shape = next((roles[role].shape for role in A_ROLES if role in roles), ())
+    rank = shape[0] if shape else 0
+    experts = base.parameters.get(path, ()) if base is not None else ()
+    return rank // experts[0] if len(experts) == 3 else rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,14 @@ class _Fit:
                     yield _misfit(entry, needed[role], rank_of[path] if role in _RANKED else None)
                 if role in _PAIRS and role not in needed and needed:
                     yield Problem(entry.name[:200], "", f"{path} is of another kind of layer")
+
+    def has_its_shapes(self, path: str) -> bool:
+        """True if all of a module's tensors are known there, and as large as they must be."""
+        needed = self._shapes(path, self.rank_of[path])
+        return all(
+            role in needed and entry.shape in needed[role]
+            for role, entry in self.claims[path].items()
+        )
 
     def _shapes(self, path: str, rank: int) -> Mapping[Role, tuple[tuple[int, ...], ...]]:
         if path in self.base.parameters:

@@ -3,6 +3,8 @@
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from loraplex.adapters.base_shapes import BaseShapes
@@ -16,6 +18,35 @@ _TIED_NAMES = ("embed_tokens", "lm_head")
 """PEFT ties by these names alone (`peft.utils.constants.EMBEDDING_LAYER_NAMES`)."""
 
 _UNSOLVED = Matcher()
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a config's names and patterns come to on one base model."""
+
+    targeted: frozenset[str]
+    """See the function of this name."""
+    rank_of: Mapping[str, int]
+    """By path of module or parameter that the file has tensors of."""
+    scale_of: Mapping[str, float]
+
+
+def resolve(config: AdapterConfig, base: BaseShapes, paths: Iterable[str]) -> Resolved:
+    """Match all patterns of a config, those that need a process in one.
+
+    Of `paths`, which a file may name any number of, only those of the base model are resolved.
+
+    Raises:
+        PatternTimeout: a pattern was not matched in time.
+    """
+    matcher = matcher_for(config, base)
+    known = base.linears.keys() | base.embeddings.keys() | base.parameters.keys()
+    rank_of = ranks(config, known.intersection(paths), matcher)
+    return Resolved(
+        targeted(config, base, matcher),
+        MappingProxyType(rank_of),
+        MappingProxyType(scales(config, rank_of, matcher)),
+    )
 
 
 def matcher_for(config: AdapterConfig, base: BaseShapes) -> Matcher:

@@ -18,10 +18,11 @@ from loraplex.adapters.digest import AdapterHash, with_profile
 from loraplex.adapters.effects import Assembled, BaseWeights, Copy, LoraPair, ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
 from loraplex.adapters.experts import ExpertPairs
+from loraplex.adapters.known import Known
 from loraplex.adapters.layout import AdapterLayout
 from loraplex.adapters.profile import AddedToken, Profile, decode
 from loraplex.adapters.storage import Store
-from loraplex.adapters.targets import matcher_for, ranks, scales
+from loraplex.adapters.targets import Resolved, resolve
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
 from loraplex.kernels.segments import LoraTable
 
@@ -91,12 +92,14 @@ def read(
     base_weights: BaseWeights,
     *,
     pins: bool = False,
+    resolutions: Known[Resolved] | None = None,
 ) -> VerifiedAdapter:
     """Read an adapter, and verify that its bytes are those of the digest. `pins` puts it in memory
     that a GPU can read beside what the host does.
 
     It was checked when it was stored, but the base model may be another since, of the same name;
     and what it has of the base's weights is compared with them here for the first time.
+    `resolutions` keeps what its patterns come to, which may cost seconds of a processor.
 
     Raises:
         AdapterMissing: the store does not have it.
@@ -118,13 +121,16 @@ def read(
     if found != digest:
         raise AdapterCorrupt(digest, f"its files have digest {found}")
     claims, problems = claim(entries, config, base)
-    matcher = matcher_for(config, base)
-    problems += fit.problems(config, claims, base, matcher)
+
+    def match() -> Resolved:
+        return resolve(config, base, claims)
+
+    resolved = match() if resolutions is None else resolutions.of(digest, match)
+    problems += fit.problems(config, claims, base, resolved)
     if problems:
         raise AdapterMismatch(digest, tuple(problems))
     layout = AdapterLayout.of(claims, config, base)
-    scale_of = scales(config, ranks(config, claims, matcher), matcher)
-    assembly = Assembly(layout, tensors, scale_of, base_weights)
+    assembly = Assembly(layout, tensors, resolved.scale_of, base_weights)
     modules = assembly.modules()
     if assembly.problems:
         raise AdapterMismatch(digest, tuple(assembly.problems))

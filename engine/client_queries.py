@@ -7,7 +7,14 @@ from collections.abc import Callable
 from msgspec import structs
 
 from loraplex.engine.errors import EngineUnavailable
-from loraplex.engine.protocol import MetricsQuery, MetricsText, SelfTest, Verified, Verify
+from loraplex.engine.protocol import (
+    EndVerification,
+    MetricsQuery,
+    MetricsText,
+    SelfTest,
+    Verified,
+    Verify,
+)
 from loraplex.engine.residency_protocol import ResidencyQuery, ResidencyReport
 
 QUERY_TIMEOUT_S = 1.0
@@ -39,7 +46,9 @@ class Queries:
     async def verify(self, asked: Verify) -> SelfTest:
         """See `EngineClient.verify`; `asked` gets a number of its own."""
         answer = await self._ask(
-            lambda query_id: structs.replace(asked, query_id=query_id), VERIFY_TIMEOUT_S
+            lambda query_id: structs.replace(asked, query_id=query_id),
+            VERIFY_TIMEOUT_S,
+            EndVerification,
         )
         if not isinstance(answer, Verified):
             raise EngineUnavailable("the worker went away, or did not test the adapter in time")
@@ -59,7 +68,12 @@ class Queries:
             if not query.done():
                 query.set_result(None)
 
-    async def _ask(self, ask: Callable[[int], object], timeout_s: float) -> Answer | None:
+    async def _ask(
+        self,
+        ask: Callable[[int], object],
+        timeout_s: float,
+        give_up: Callable[[int], object] | None = None,
+    ) -> Answer | None:
         query_id = next(self._ids)
         answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
         self._open[query_id] = answer
@@ -71,3 +85,5 @@ class Queries:
             return None
         finally:
             del self._open[query_id]
+            if give_up is not None and (answer.cancelled() or not answer.done()):
+                self._send(give_up(query_id))

@@ -15,7 +15,7 @@ from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
 from loraplex.engine.events import Events
 from loraplex.engine.inspection import Inspection
-from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.mailbox import Mailbox, Withdrawn
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
 from loraplex.engine.residency_protocol import Pins
@@ -85,7 +85,8 @@ class Engine(Generic[Batch]):
         clock: Callable[[], float],
     ) -> None:
         """`adapter_sizes` tells from a digest what the adapter needs resident, or raises
-        AdapterError; `clock` is monotonic, in seconds."""
+        AdapterError or OSError, without waiting where messages come by an `Intake`; `clock` is
+        monotonic, in seconds."""
         self._mailbox = mailbox
         self._scheduler = scheduler
         self._residency = residency
@@ -148,6 +149,8 @@ class Engine(Generic[Batch]):
                 self._asides.explain(self._scheduler.explain(message.request_id, self._clock()))
             elif isinstance(message, Submit):
                 self._accept(message)
+            elif isinstance(message, Withdrawn):
+                self._asides.add_withdrawn(message.submit)
             else:
                 self._tend(message)
 
@@ -171,7 +174,7 @@ class Engine(Generic[Batch]):
             try:
                 sizes = self._adapter_sizes(pin.adapter)
                 pinned[AdapterKey(pin.tenant, pin.adapter)] = sizes.device_bytes
-            except (AdapterError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  one pin must not take the others along
                 _log.error("pinned adapter %s cannot be read: %s", pin.adapter, error)
         if not self._residency.reserve(Reservations(pins.version, pinned, pins.floors, pins.caps)):
             return
@@ -186,12 +189,10 @@ class Engine(Generic[Batch]):
     def _accept(self, submit: Submit) -> None:
         try:
             sizes = NO_SIZES if submit.adapter is None else self._adapter_sizes(submit.adapter)
+            self._scheduler.add(submit, self._clock(), sizes.device_bytes, sizes.vocab_size or 0)
         except (AdapterError, OSError) as error:
             _log.error("adapter %s cannot be read: %s", submit.adapter, error)
             self._asides.add_turned_away(submit, LOAD_FAILED, LOAD_FAILED_MESSAGE)
-            return
-        try:
-            self._scheduler.add(submit, self._clock(), sizes.device_bytes, sizes.vocab_size or 0)
         except (RequestRefused, EngineOverloaded) as error:
             self._asides.add_rejected(submit, error)
         except Exception:  # noqa: BLE001  one request must not take those behind it along

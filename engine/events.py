@@ -53,6 +53,13 @@ class Events:
             Failed(request_id=submit.request_id, code=code, message=message, usage=nothing)
         )
 
+    def add_withdrawn(self, submit: Submit) -> None:
+        """The request was aborted before it waited for anything."""
+        nothing = Usage(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
+        self.finished.append(
+            Finished(request_id=submit.request_id, reason="abort", usage=nothing, queue_ms=0.0)
+        )
+
     def explain(self, explained: Explained | None) -> None:
         """Answer a question; one about a request that has ended has its answer in that."""
         if explained is not None:

@@ -2,13 +2,30 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Condition
+from typing import Protocol
 
 from loraplex.engine.inspection import Inspection
 from loraplex.engine.protocol import Abort, Drop, Submit, Why
 from loraplex.engine.residency_protocol import Pins
 
-Message = Submit | Abort | Why | Drop | Pins | Inspection
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A request that was aborted before it came here."""
+
+    submit: Submit
+
+
+Message = Submit | Withdrawn | Abort | Why | Drop | Pins | Inspection
+
+
+class Inbox(Protocol):
+    """Where messages to the engine are put."""
+
+    def put(self, *messages: Message) -> None:
+        """Add messages; safe from any thread."""
 
 
 class Mailbox:

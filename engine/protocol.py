@@ -119,7 +119,7 @@ class MetricsQuery(msgspec.Struct, frozen=True, tag="metrics_query"):
 
 
 class Verify(msgspec.Struct, frozen=True, tag="verify", kw_only=True):
-    """Test an adapter before anybody may call it. Answered by `Verified`; several wait in line."""
+    """Test an adapter before anybody may call it. Answered by `Verified`; several take turns."""
 
     query_id: int
     tenant: str
@@ -132,7 +132,24 @@ class Verify(msgspec.Struct, frozen=True, tag="verify", kw_only=True):
     """False compares with the engine's own plain computation alone."""
 
 
-GatewayMessage = Hello | Submit | Abort | Why | Drop | Pins | MetricsQuery | ResidencyQuery | Verify
+class EndVerification(msgspec.Struct, frozen=True, tag="end_verification"):
+    """Nobody waits any more for the answer to a `Verify`."""
+
+    query_id: int
+
+
+GatewayMessage = (
+    Hello
+    | Submit
+    | Abort
+    | Why
+    | Drop
+    | Pins
+    | MetricsQuery
+    | ResidencyQuery
+    | Verify
+    | EndVerification
+)
 
 
 class LinearShapes(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,12 +1,19 @@
 """Adapters of a store, for a runner."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loraplex.adapters import weights
+from loraplex.adapters.known import Known
 from loraplex.adapters.storage import Store
+from loraplex.adapters.targets import Resolved
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.runner import ModelRunner
+
+MAX_RESOLUTIONS = 256
+"""Adapters of which it is remembered which modules their patterns name; up to 1 MB each."""
+PATTERN_RETRY_S = 60.0
+"""So long after a pattern took too long, it is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +23,22 @@ class StoredAdapters:
 
     store: Store
     runner: ModelRunner
+    resolutions: Known[Resolved] = field(
+        default_factory=lambda: Known(MAX_RESOLUTIONS, PATTERN_RETRY_S)
+    )
 
     def read(self, digest: str) -> VerifiedAdapter:
         """See `weights.read`."""
         pins = self.runner.model.device.type == "cuda"
         model = self.runner.model
-        return weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
+        return weights.read(
+            self.store,
+            digest,
+            model.shapes,
+            model.weights,
+            pins=pins,
+            resolutions=self.resolutions,
+        )
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]

@@ -20,11 +20,12 @@ from loraplex.engine.frames import (
     read_frame,
 )
 from loraplex.engine.inspection import Inspection
-from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.mailbox import Inbox
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
     Drop,
+    EndVerification,
     GatewayMessage,
     Hello,
     MetricsQuery,
@@ -56,7 +57,7 @@ class _Gateway:
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer
         self.request_ids: set[str] = set()
-        self.verifications: set[asyncio.Task[None]] = set()
+        self.verifications: dict[int, asyncio.Task[None]] = {}
 
     def send(self, message: object) -> None:
         """Write one frame without waiting; a gateway that does not read is cut off."""
@@ -81,7 +82,7 @@ class StreamServer:
 
     def __init__(
         self,
-        mailbox: Mailbox,
+        inbox: Inbox,
         welcome: Welcome,
         security: Security,
         metrics: Callable[[], str],
@@ -89,7 +90,7 @@ class StreamServer:
     ) -> None:
         """`metrics` renders the worker's metrics as Prometheus text; `verify` tests an adapter and
         raises nothing."""
-        self._mailbox = mailbox
+        self._inbox = inbox
         self._welcome = welcome
         self._security = security
         self._metrics = metrics
@@ -138,7 +139,7 @@ class StreamServer:
         self._end_verifications()
         if await self._idle_within(timeout_s):
             return True
-        self._mailbox.put(*(Abort(request_id) for request_id in self._owners))
+        self._inbox.put(*(Abort(request_id) for request_id in self._owners))
         await self._idle_within(CLOSE_TIMEOUT_S)
         return False
 
@@ -209,17 +210,23 @@ class StreamServer:
                     self._submit(submit, gateway)
                 case Abort() | Why() as message:
                     if message.request_id in gateway.request_ids:
-                        self._mailbox.put(message)
+                        self._inbox.put(message)
                 case Drop() | Pins() as message:
-                    self._mailbox.put(message)
+                    self._inbox.put(message)
                 case ResidencyQuery(query_id):
                     self._inspect(query_id, gateway)
                 case MetricsQuery(query_id):
                     gateway.send(MetricsText(query_id, self._metrics()))
-                case Verify() as asked:
-                    self._begin_verification(asked, gateway)
+                case Verify() | EndVerification() as message:
+                    self._verify_or_end(message, gateway)
                 case Hello():
                     raise ValueError("a second hello")
+
+    def _verify_or_end(self, message: Verify | EndVerification, gateway: _Gateway) -> None:
+        if isinstance(message, Verify):
+            self._begin_verification(message, gateway)
+        elif message.query_id in gateway.verifications:
+            gateway.verifications[message.query_id].cancel()
 
     def _begin_verification(self, asked: Verify, gateway: _Gateway) -> None:
         if self._draining:
@@ -228,8 +235,8 @@ class StreamServer:
         task = asyncio.create_task(self._answer_verification(asked, gateway))
         self._verifications.add(task)
         task.add_done_callback(self._verifications.discard)
-        gateway.verifications.add(task)
-        task.add_done_callback(gateway.verifications.discard)
+        gateway.verifications[asked.query_id] = task
+        task.add_done_callback(lambda _: gateway.verifications.pop(asked.query_id))
 
     async def _answer_verification(self, asked: Verify, gateway: _Gateway) -> None:
         try:
@@ -248,7 +255,7 @@ class StreamServer:
         def reply(report: ResidencyReport) -> None:
             loop.call_soon_threadsafe(gateway.send, report)
 
-        self._mailbox.put(Inspection(query_id, reply))
+        self._inbox.put(Inspection(query_id, reply))
 
     def _submit(self, submit: Submit, gateway: _Gateway) -> None:
         if self._draining:
@@ -259,7 +266,7 @@ class StreamServer:
             self._owners[submit.request_id] = gateway
             gateway.request_ids.add(submit.request_id)
             self._idle.clear()
-            self._mailbox.put(submit)
+            self._inbox.put(submit)
 
     def _reject(self, submit: Submit, gateway: _Gateway, code: RejectionCode, message: str) -> None:
         rejected = Rejected(
@@ -273,11 +280,11 @@ class StreamServer:
     def _forget(self, gateway: _Gateway) -> None:
         """A broken stream ends all that its gateway had open."""
         self._gateways.discard(gateway)
-        for verification in gateway.verifications:
+        for verification in gateway.verifications.values():
             verification.cancel()
         for request_id in gateway.request_ids:
             self._owners.pop(request_id, None)
-        self._mailbox.put(*(Abort(request_id) for request_id in gateway.request_ids))
+        self._inbox.put(*(Abort(request_id) for request_id in gateway.request_ids))
         self._note_idle()
 
     def _note_idle(self) -> None:

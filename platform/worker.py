@@ -10,17 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
-from loraplex.adapters.errors import AdapterError
 from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
-from loraplex.adapters.sizes import AdapterSizes, sizes_of_head
+from loraplex.adapters.sizes import AdapterSizes, StoredSizes, sizes_of_head
 from loraplex.engine import memory
 from loraplex.engine.added_tokens import transcripts
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
@@ -34,6 +33,7 @@ from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.frames import Address, Security
 from loraplex.engine.gguf_model import convert_gguf
+from loraplex.engine.intake import Intake
 from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
@@ -57,15 +57,13 @@ from loraplex.platform.worker_self_tests import SelfTests, compose_self_tests
 
 _log = logging.getLogger(__name__)
 
-_MAX_KNOWN_SIZES = 65_536
-"""Adapters whose sizes are remembered."""
-
 
 @dataclass(frozen=True, slots=True)
 class Worker:
     """The parts of a worker that its process runs."""
 
     loop: EngineLoop
+    intake: Intake
     server: StreamServer
     self_tests: SelfTests
     transfers: Transfers
@@ -78,6 +76,8 @@ class EngineParts:
 
     engine: Engine[StepBatch]
     mailbox: Mailbox
+    intake: Intake
+    """In front of the mailbox; without it the engine reads what it does not know itself."""
     scheduler: Scheduler
     residency: Residency
     transfers: Transfers
@@ -171,6 +171,7 @@ async def _serve(
     await asyncio.to_thread(worker.costs.close)
     worker.transfers.close()
     await worker.server.close()
+    await asyncio.to_thread(worker.intake.close)
     await worker.self_tests.close()
     if crash:
         raise EngineCrashed from crash[0]
@@ -207,8 +208,9 @@ async def _compose(
         shapes=told(model.shapes),
     )
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
-    self_tests = compose_self_tests(model, parts.adapters, mailbox, registry)
-    server = StreamServer(mailbox, welcome, security, metrics.render, self_tests.verifier.verify)
+    self_tests = compose_self_tests(model, parts.adapters, mailbox, parts.intake, registry)
+    verify = self_tests.verifier.verify
+    server = StreamServer(parts.intake, welcome, security, metrics.render, verify)
 
     def publish(report: StepReport) -> None:
         metrics.observe(report)
@@ -219,7 +221,12 @@ async def _compose(
             costs.write(saved)
 
     return Worker(
-        EngineLoop(parts.engine, mailbox, publish), server, self_tests, parts.transfers, costs
+        EngineLoop(parts.engine, mailbox, publish),
+        parts.intake,
+        server,
+        self_tests,
+        parts.transfers,
+        costs,
     )
 
 
@@ -237,19 +244,12 @@ def compose_engine(
     mailbox = Mailbox()
     store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
 
-    # What a digest names never changes, so its header is read once.
-    @lru_cache(maxsize=_MAX_KNOWN_SIZES)
-    def sizes_of(digest: str) -> AdapterSizes:
+    def read_sizes(digest: str) -> AdapterSizes:
         itemsize = model.dtype.itemsize
         return sizes_of_head(store.head(digest), model.shapes, bytes_per_element=itemsize)
 
-    def host_bytes(digest: str) -> int | None:
-        try:
-            return sizes_of(digest).host_bytes
-        except (AdapterError, OSError):
-            return None  # the load will tell
-
-    host = HostMemory(sizes.host_adapter_bytes, host_bytes)
+    adapter_sizes = StoredSizes(read_sizes)
+    host = HostMemory(sizes.host_adapter_bytes, adapter_sizes.host_bytes)
     residency = Residency(sizes.adapter_bytes, host=host, clock=clock)
     costs = costs or CostModel(subject_of(runner))
     config = scheduler_config(settings, sizes, model.vocab_size)
@@ -258,8 +258,10 @@ def compose_engine(
     transfers = Transfers(stored, mailbox.wake)
     new_text = transcripts(Tokenizer.from_buffer(tokenizer_json), transfers.resident)
     scheduler = _scheduler(settings, model, config, residency, new_text, costs)
-    engine = Engine(mailbox, scheduler, residency, transfers, runner, sizes_of, clock)
-    return EngineParts(engine, mailbox, scheduler, residency, transfers, stored)
+    told = adapter_sizes.told
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, told, clock)
+    intake = Intake(mailbox, adapter_sizes)
+    return EngineParts(engine, mailbox, intake, scheduler, residency, transfers, stored)
 
 
 def scheduler_config(

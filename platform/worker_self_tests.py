@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from loraplex.engine.mailbox import Mailbox
+from loraplex.engine.mailbox import Inbox, Mailbox
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.model_files import num_weights
 from loraplex.engine.self_test.dense import DenseReference
@@ -33,10 +33,16 @@ class SelfTests:
 
 
 def compose_self_tests(
-    model: LoadedModel, adapters: StoredAdapters, mailbox: Mailbox, registry: CollectorRegistry
+    model: LoadedModel,
+    adapters: StoredAdapters,
+    mailbox: Mailbox,
+    inbox: Inbox,
+    registry: CollectorRegistry,
 ) -> SelfTests:
-    """Put them together over a worker's engine. Nothing is started."""
-    served = ServedPath(mailbox.put)
+    """Put them together over a worker's engine. Nothing is started.
+
+    Requests go to `inbox`, other work between steps to `mailbox`."""
+    served = ServedPath(inbox.put)
     peft = PeftOracle(
         PeftSubject(
             model_folder=model.path,

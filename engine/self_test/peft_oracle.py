@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,9 @@ LIBRARIES_BYTES = 1024 * memory.MIB
 MODEL_FACTOR = 1.5
 """While a model is read, parts of it are in memory twice."""
 MAX_ANSWER_BYTES = 16 * memory.MIB
-TIMEOUT_S = 90.0
+TIMEOUT_S = 45.0
+"""Of one check, the start of the process included; then the process is killed. So long at most a
+tenant's adapter, which may bring regular expressions that never end, keeps others waiting."""
 IDLE_S = 300.0
 
 
@@ -130,7 +133,12 @@ class PeftOracle:
 
     async def _start(self) -> Process:
         subject = self._subject
-        arguments = (str(subject.model_folder), subject.dtype, str(subject.threads))
+        # The deadline is this process's to keep, and it may die before that.
+        cpu_s = ceil(self._timeout_s) * subject.threads
+        arguments = (
+            *(str(subject.model_folder), subject.dtype),
+            *(str(subject.threads), str(cpu_s)),
+        )
         _log.info("starting a process that tests adapters with PEFT")
         return await asyncio.create_subprocess_exec(
             *self._command,

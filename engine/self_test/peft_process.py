@@ -1,10 +1,11 @@
 """An adapter as transformers and PEFT compute it, in a process of its own.
 
-    python -m loraplex.engine.self_test.peft_process MODEL_FOLDER DTYPE THREADS
+    python -m loraplex.engine.self_test.peft_process MODEL_FOLDER DTYPE THREADS CPU_S
 
 Reads a `Check` from each line of standard input, answers with a line, and ends with its input. The
 base model is loaded for each check, since PEFT leaves traces of an adapter in the one that it is
-attached to; between checks none is held.
+attached to; between checks none is held. The process ends if a check takes CPU_S seconds of the
+processor: while PEFT matches a regular expression no thread runs that could end it otherwise.
 """
 
 import gc
@@ -33,6 +34,7 @@ from transformers.utils import logging as transformers_logging
 
 from loraplex.engine.self_test.peft_messages import Check, CheckAnswer, Checked, CheckFailed
 from loraplex.engine.self_test.positions import known_to_base, positions_of
+from loraplex.engine.self_test.processor_time import bound_processor_time
 
 VERSIONS = MappingProxyType(
     {
@@ -83,13 +85,14 @@ def _logits(model: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
 
 def main() -> None:
     """Answer line by line until standard input ends, which ends the process at once."""
-    model_folder, dtype, threads = sys.argv[1:]
+    model_folder, dtype, threads, cpu_s = sys.argv[1:]
     answers = _private_output()
     _step_back(int(threads))
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     while True:
         asked = msgspec.json.decode(lines.get(), type=Check)
+        bound_processor_time(int(cpu_s))
         answer: CheckAnswer
         try:
             answer = check(model_folder, dtype, asked)

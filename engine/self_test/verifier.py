@@ -27,6 +27,7 @@ from loraplex.engine.self_test.dense import DenseReference
 from loraplex.engine.self_test.peft_oracle import OracleUnavailable, PeftOracle
 from loraplex.engine.self_test.prompts import NUM_OUTPUT_TOKENS, ProbePrompt, make_prompts
 from loraplex.engine.self_test.served import ServedPath
+from loraplex.engine.self_test.turns import FairTurns
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class _Judgement:
 
 
 class Verifier:
-    """Makes one test at a time; others wait in line. Belongs to one event loop."""
+    """Makes one test at a time; tenants whose tests wait take turns. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -82,11 +83,12 @@ class Verifier:
         self._peft = peft
         self._observe = observe
         self._patience_s = patience_s
-        self._turn = asyncio.Lock()
+        self._turns = FairTurns()
 
     async def verify(self, asked: Verify) -> Verified:
-        """Make a test; what keeps it from being made is told in the answer, not raised."""
-        async with self._turn:
+        """Make a test; what keeps it from being made is told in the answer, not raised. If this is
+        cancelled, so are the test's requests, and the next one begins."""
+        async with self._turns.turn(asked.tenant):
             started = perf_counter()
             report, message = None, ""
             try:

@@ -13,10 +13,17 @@ from tests.adapters import build
 from tests.adapters.build import Q0, Q1
 from transformers import AutoModelForCausalLM
 
+from loraplex.adapters import patterns
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.digest import with_profile
-from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, AdapterMissing
+from loraplex.adapters.errors import (
+    AdapterCorrupt,
+    AdapterMismatch,
+    AdapterMissing,
+    PatternTimeout,
+)
+from loraplex.adapters.known import Known
 from loraplex.adapters.profile import AddedToken, Profile
 from loraplex.adapters.sizes import sizes_of_head
 from loraplex.adapters.storage import AdapterStore
@@ -291,3 +298,46 @@ def test_the_profile_that_is_used_is_the_one_that_was_verified(tmp_path, store):
     found = read(OnceStore(store), digest, build.base(), Weights())
     assert found.profile.added_tokens == (tool,)
     assert place(found, dtype=torch.float32, device="cpu").added_tokens == {7: tool}
+
+
+HARD = r"(?i)(?:.*?.*?)zz|.*q_proj"
+"""Beyond the automaton: a process of its own matches it."""
+
+
+def test_sizes_need_no_pattern_and_loads_match_each_adapter_s_once(
+    store, stored, monkeypatch: pytest.MonkeyPatch
+):
+    digest = stored({"target_modules": HARD})
+    solve, solved = patterns.solve, []
+
+    def counted(queries, paths):
+        solved.extend(queries)
+        return solve(queries, paths)
+
+    monkeypatch.setattr(patterns, "solve", counted)
+    head = store.head(digest)
+    sizes = sizes_of_head(head, build.base(), bytes_per_element=4)
+    assert solved == []
+    resolutions = Known(8, 60.0)
+    for _ in range(2):
+        found = read(store, digest, build.base(), Weights(), resolutions=resolutions)
+        assert found.layout.num_bytes(4) == sizes.device_bytes
+    assert [query.pattern for query in solved] == [HARD]
+
+
+def test_a_pattern_that_takes_too_long_is_not_tried_again_with_each_load(
+    store, stored, monkeypatch: pytest.MonkeyPatch
+):
+    digest = stored({"target_modules": HARD})
+    tries = []
+
+    def too_long(queries, paths):
+        tries.append(queries)
+        raise PatternTimeout(HARD)
+
+    monkeypatch.setattr(patterns, "solve", too_long)
+    resolutions = Known(8, 60.0)
+    for _ in range(2):
+        with pytest.raises(PatternTimeout):
+            read(store, digest, build.base(), Weights(), resolutions=resolutions)
+    assert len(tries) == 1

@@ -1,5 +1,6 @@
 """How far from PEFT, where the bits cannot be the same: in bfloat16, and merged into the base."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.engine.trained import load_trained, save_trained
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
@@ -43,13 +45,18 @@ BLOCKS = {"block_size": 4, "num_blocks": 60}
 
 
 def serve(
-    folder: Path, adapter: Path, prompt: tuple[int, ...], dtype: str, cpu_lora: CpuLora
+    folder: Path,
+    adapter: Path,
+    prompt: tuple[int, ...],
+    dtype: str,
+    cpu_lora: CpuLora,
+    change: Callable[[AdapterWeights], AdapterWeights] = lambda weights: weights,
 ) -> Request:
-    """Greedily, beside a request to the base model."""
+    """Greedily, beside a request to the base model; `change` is done to what was loaded."""
     model = load_model(ModelConfig(folder, "tiny", "cpu", dtype))
     runner = ModelRunner(model, BLOCKS["num_blocks"], BLOCKS["block_size"], cpu_lora)
     loaded = load_adapters(model, {"it": adapter}, AdapterStore(adapter / "store"))
-    loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
+    loaded = {key: runner.locate(change(weights)) for key, weights in loaded.items()}
     request = Request("it", prompt, AdapterKey("tenant", "it"))
     requests = [Request("base", prompt), request]
     generate(runner, requests, NUM_TOKENS, chunk_size=6, adapters=loaded, **BLOCKS)
@@ -57,7 +64,7 @@ def serve(
 
 
 @pytest.mark.parametrize("field", IN_BFLOAT16)
-def test_in_bfloat16_logits_are_close_to_those_of_peft(
+def test_in_bfloat16_logits_are_close_to_those_of_peft_and_not_without_the_field(
     field: str, tmp_path: Path, compiled_lora: CpuLora
 ) -> None:
     case = CASES[field]
@@ -67,6 +74,8 @@ def test_in_bfloat16_logits_are_close_to_those_of_peft(
     alone = generate_alone(reference, (5, 9, 200, 33))
     request = serve(folder, adapter, alone.prompt, "bfloat16", compiled_lora)
     assert relative_error(request, alone) < TOLERANCE
+    without = serve(folder, adapter, alone.prompt, "bfloat16", compiled_lora, case.overlook)
+    assert relative_error(without, alone) > 2 * TOLERANCE
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

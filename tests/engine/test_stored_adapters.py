@@ -24,8 +24,5 @@ def test_the_tokens_that_an_adapter_adds_are_known_once_it_was_read(tmp_path: Pa
     store.put(replace(checkpoint, digest=digest), profile)
     model = SimpleNamespace(device=torch.device("cpu"), shapes=build.base(), weights={})
     stored = StoredAdapters(store, SimpleNamespace(model=model))  # type: ignore[arg-type]
-    for each in (checkpoint.digest, digest):
-        assert stored.added_tokens.of(each) == {}
-        stored.read(each)
-    assert stored.added_tokens.of(checkpoint.digest) == {}
-    assert stored.added_tokens.of(digest) == {5: token}
+    assert stored.read(checkpoint.digest).profile.added_tokens == ()
+    assert stored.read(digest).profile.added_tokens == (token,)

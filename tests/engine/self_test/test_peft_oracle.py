@@ -1,5 +1,7 @@
 """The process that computes with PEFT: what goes wrong in it says nothing about an adapter."""
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -78,3 +80,14 @@ async def test_no_process_is_started_without_peft(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(OracleUnavailable, match=r"loraplex\[worker\]"):
         await oracle.judge(Path(), [])
     assert oracle.process is None
+
+
+def test_a_process_that_computes_for_too_long_ends_though_no_thread_of_it_can_run() -> None:
+    source = (
+        "import re\n"
+        "from loraplex.engine.self_test.processor_time import bound_processor_time\n"
+        "bound_processor_time(1)\n"
+        "re.match('(a|a)*b', 'a' * 99)"
+    )
+    ended = subprocess.run(command(source), check=False)
+    assert ended.returncode == -signal.SIGXCPU

@@ -47,3 +47,15 @@ async def test_a_gateway_that_leaves_ends_its_tests(tmp_path: Path) -> None:
             await test
         async with asyncio.timeout(30):
             await worker.test_ended.wait()
+
+
+async def test_a_test_that_nobody_waits_for_any_more_ends_and_others_go_on(tmp_path: Path) -> None:
+    async with worker_and_client(tmp_path) as (worker, client):
+        test = asyncio.create_task(client.verify("acme", "d1"))
+        await worker.tests_begun.get()
+        test.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await test
+        async with asyncio.timeout(30):
+            await worker.test_ended.wait()
+        assert await client.metrics() != ""

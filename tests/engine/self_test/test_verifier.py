@@ -129,6 +129,22 @@ async def test_tests_that_come_at_once_are_made_one_after_the_other(
     assert most == 3, "the prompts of one test run together, and no other's"
 
 
+async def test_a_tenant_s_test_waits_for_one_of_another_tenant_s_and_not_for_all(
+    runner: ModelRunner, adapter: Path, tmp_path: Path
+) -> None:
+    ended: list[str] = []
+
+    async def verify(world: World, tenant: str, digest: str) -> None:
+        assert (await world.client.verify(tenant, digest, may_use_peft=False)).passed
+        ended.append(tenant)
+
+    async with running(runner, tmp_path) as world:
+        digest = world.put(adapter)
+        tenants = ("many", "many", "many", "many", "one")
+        await asyncio.gather(*(verify(world, tenant, digest) for tenant in tenants))
+    assert ended.index("one") <= 2
+
+
 async def test_requests_of_others_run_on_as_if_there_were_no_test(
     runner: ModelRunner, adapter: Path, other_adapter: Path, tmp_path: Path
 ) -> None:

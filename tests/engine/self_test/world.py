@@ -63,6 +63,8 @@ class _Spoiled(StoredAdapters):
 class World:
     """The parts of the worker."""
 
+    engine_thread = "engine"
+
     def __init__(self, runner: ModelRunner, folder: Path, options: Options) -> None:
         model = runner.model
         settings = Settings(data_dir=folder, block_size=BLOCK_SIZE, max_step_tokens=64)
@@ -75,12 +77,12 @@ class World:
         parts = compose_engine(settings, model, runner, sizes, export_tokenizer(model.path)[0])
         adapters = parts.adapters
         self.model, self.store, self.mailbox = model, adapters.store, parts.mailbox
-        self.transfers = parts.transfers
+        self.transfers, self.intake = parts.transfers, parts.intake
         self.transfers._source = _Spoiled(adapters.store, runner, spoil=options.spoil)
         self.registry = CollectorRegistry()
         subject = PeftSubject(model.path, model.config.dtype, 1_000_000, threads=1)
         self.peft = PeftOracle(subject, **options.peft)
-        self.served = ServedPath(self.mailbox.put)
+        self.served = ServedPath(parts.intake.put)
         self.verifier = Verifier(
             VerifiedModel(
                 model.vocab_size,
@@ -97,9 +99,11 @@ class World:
         )
         welcome = Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=MODEL)
         self.server = StreamServer(
-            self.mailbox, welcome, Security(), lambda: "", self.verifier.verify
+            parts.intake, welcome, Security(), lambda: "", self.verifier.verify
         )
         self.reports: list[StepReport] = []
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+        """Requests that have had their last event."""
         self._asyncio_loop = asyncio.get_running_loop()
         self.loop = EngineLoop(parts.engine, self.mailbox, self._publish)
         self.client: StreamClient
@@ -111,6 +115,8 @@ class World:
         self.reports.append(report)
         self.server.publish(report)
         self.served.publish(report)
+        for request_id in report.events.ended():
+            self.ended.put_nowait(request_id)
 
     def put(self, folder: Path) -> str:
         """Store an adapter; return its digest."""
@@ -136,7 +142,7 @@ async def running(
     world.client = StreamClient(address, Security(), 1000)
     with claimed(address):
         await world.server.start(address)
-        thread = threading.Thread(target=world.loop.run)
+        thread = threading.Thread(target=world.loop.run, name=world.engine_thread)
         thread.start()
         world.client.start()
         try:
@@ -147,6 +153,7 @@ async def running(
             await world.client.close()
             world.loop.stop()
             await asyncio.to_thread(thread.join)
+            world.intake.close()
             world.transfers.close()
             await world.server.close()
             await world.peft.close()

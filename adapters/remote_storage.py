@@ -159,9 +159,9 @@ class RemoteStore:
             and self._is_older(self._path(digest, MANIFEST_FILE), before_s)
         ]
 
-    def sweep(self, before_s: float) -> None:
-        """See `Store.sweep`: files that no `version.json` names, and the same in the folder."""
-        self._cache.sweep(before_s)
+    def remove_partial(self, before_s: float) -> None:
+        """See `Store.remove_partial`: also files that no `version.json` names."""
+        self._cache.remove_partial(before_s)
         for digest, paths in self._homes().items():
             old = [path for path in paths if self._is_older(path, before_s)]
             try:

@@ -70,7 +70,7 @@ class Store(Protocol):
     def stored(self, before_s: float) -> list[str]:
         """Digests of the versions that were stored before then, in seconds since the epoch."""
 
-    def sweep(self, before_s: float) -> None:
+    def remove_partial(self, before_s: float) -> None:
         """Remove what killed processes left before then of versions that came or went."""
 
 
@@ -153,8 +153,8 @@ class AdapterStore:
         homes = (home for home in self._root.glob("??/*") if is_digest(home.name))
         return [home.name for home in homes if _is_older(home, before_s)]
 
-    def sweep(self, before_s: float) -> None:
-        """See `Store.sweep`."""
+    def remove_partial(self, before_s: float) -> None:
+        """See `Store.remove_partial`."""
         for pattern in (".*.partial", ".*.removed"):
             for folder in self._root.glob(pattern):
                 if _is_older(folder, before_s):

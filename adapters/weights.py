@@ -19,6 +19,7 @@ from loraplex.adapters.effects import Assembled, BaseWeights, Copy, LoraPair, Mo
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
 from loraplex.adapters.experts import ExpertPairs
 from loraplex.adapters.layout import AdapterLayout
+from loraplex.adapters.profile import AddedToken, Profile, decode
 from loraplex.adapters.storage import Store
 from loraplex.adapters.targets import matcher_for, ranks, scales
 from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
@@ -43,6 +44,8 @@ class AdapterWeights:
     """Updates of parameters, by their paths."""
     vocab_size: int | None = None
     """Tokens that it has; None if they are those of the base model."""
+    added_tokens: Mapping[int, AddedToken] = field(default_factory=lambda: MappingProxyType({}))
+    """What its tokenizer adds to the base model's, by token id."""
     table: LoraTable | None = None
     """Where the pairs lie, for compiled kernels; by the model's own order of modules."""
 
@@ -59,6 +62,8 @@ class VerifiedAdapter:
     layout: AdapterLayout
     modules: Mapping[str, Assembled]
     """What it does, by module path; pinned if the device is a GPU."""
+    profile: Profile = field(default_factory=Profile)
+    """What is kept of it."""
 
     @property
     def num_bytes(self) -> int:
@@ -106,9 +111,10 @@ def read(
     try:
         entries = read_entries(directory / TENSORS_FILE)
         weights_digest, tensors = _read(directory, config, entries)
-        found = with_profile(weights_digest, read_profile(directory))
+        kept = read_profile(directory)
     except (OSError, TensorFileInvalid) as error:
         raise AdapterCorrupt(digest, str(error)) from error
+    found = with_profile(weights_digest, kept)
     if found != digest:
         raise AdapterCorrupt(digest, f"its files have digest {found}")
     claims, problems = claim(entries, config, base)
@@ -125,7 +131,7 @@ def read(
     if pins:
         pin = _Once(torch.Tensor.pin_memory)
         modules = {path: module.copied(pin, pin) for path, module in modules.items()}
-    return VerifiedAdapter(layout, MappingProxyType(modules))
+    return VerifiedAdapter(layout, MappingProxyType(modules), decode(kept))
 
 
 def place(
@@ -155,6 +161,7 @@ def place(
             {p: m.experts for p, m in placed.items() if m.experts is not None}
         ),
         vocab_size=adapter.layout.vocab_size,
+        added_tokens=MappingProxyType({t.id: t for t in adapter.profile.added_tokens}),
     )
 
 

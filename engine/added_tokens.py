@@ -1,54 +1,43 @@
 """Tokens that adapters' tokenizers add to the base model's vocabulary, in the text of answers."""
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from tokenizers import Tokenizer
 
 from loraplex.adapters.profile import AddedToken
+from loraplex.adapters.spec import AdapterKey
+from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.protocol import Submit
 from loraplex.engine.transcript import Transcript
 from loraplex.engine.vocabulary import Vocabulary
 
-_NONE: Mapping[int, AddedToken] = MappingProxyType({})
+Resident: TypeAlias = Mapping[AdapterKey, AdapterWeights]
 
 
-class AddedTokens:
-    """By digest, of the adapters that were read. Written by the threads that read adapters, before
-    anything runs on one; few have any."""
-
-    def __init__(self) -> None:
-        self._by_digest: dict[str, Mapping[int, AddedToken]] = {}
-
-    def note(self, digest: str, tokens: Iterable[AddedToken]) -> None:
-        """Remember what an adapter adds."""
-        if by_id := {token.id: token for token in tokens}:
-            self._by_digest[digest] = by_id
-
-    def of(self, digest: str) -> Mapping[int, AddedToken]:
-        """What an adapter adds, by token id."""
-        return self._by_digest.get(digest, _NONE)
-
-
-def transcripts(tokenizer: Tokenizer, tokens: AddedTokens) -> Callable[[Submit], Transcript]:
-    """Makes the texts of requests in the words of their adapters."""
+def transcripts(tokenizer: Tokenizer, resident: Resident) -> Callable[[Submit], Transcript]:
+    """Makes the texts of requests in the words of their adapters. `resident` has the adapters that
+    steps may use; so it has that of a request whenever a token of it was drawn."""
     base = Vocabulary(tokenizer)
 
     def new_text(submit: Submit) -> Transcript:
-        adapter = submit.adapter
-        vocabulary = base if adapter is None else AdapterVocabulary(base, tokens, adapter)
+        vocabulary = base
+        if submit.adapter is not None:
+            vocabulary = AdapterVocabulary(
+                base, resident, AdapterKey(submit.tenant, submit.adapter)
+            )
         return Transcript(tokenizer, vocabulary, submit.sampling)
 
     return new_text
 
 
 class AdapterVocabulary(Vocabulary):
-    """The base's vocabulary with what one adapter adds; asked only once the adapter was read."""
+    """The base's vocabulary with what one adapter adds; asked only while that is resident."""
 
-    def __init__(self, base: Vocabulary, tokens: AddedTokens, digest: str) -> None:
+    def __init__(self, base: Vocabulary, resident: Resident, key: AdapterKey) -> None:
         self._base = base
-        self._tokens = tokens
-        self._digest = digest
+        self._resident = resident
+        self._key = key
 
     @property
     def is_byte_level(self) -> bool:
@@ -57,7 +46,7 @@ class AdapterVocabulary(Vocabulary):
 
     def added(self, token_id: int) -> AddedToken | None:
         """See `Vocabulary.added`."""
-        return self._tokens.of(self._digest).get(token_id)
+        return self._resident[self._key].added_tokens.get(token_id)
 
     def data(self, token_id: int) -> bytes | None:
         """See `Vocabulary.data`."""

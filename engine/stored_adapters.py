@@ -1,12 +1,11 @@
 """Adapters of a store, for a runner."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from loraplex.adapters import weights
-from loraplex.adapters.storage import Store, profile_of
+from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
-from loraplex.engine.added_tokens import AddedTokens
 from loraplex.engine.runner import ModelRunner
 
 
@@ -17,16 +16,12 @@ class StoredAdapters:
 
     store: Store
     runner: ModelRunner
-    added_tokens: AddedTokens = field(default_factory=AddedTokens)
-    """Of adapters that were read."""
 
     def read(self, digest: str) -> VerifiedAdapter:
-        """See `weights.read`. The tokens that it adds are noted too."""
+        """See `weights.read`."""
         pins = self.runner.model.device.type == "cuda"
         model = self.runner.model
-        adapter = weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
-        self.added_tokens.note(digest, profile_of(self.store.open(digest)).added_tokens)
-        return adapter
+        return weights.read(self.store, digest, model.shapes, model.weights, pins=pins)
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]

@@ -4,6 +4,7 @@ At start, every few seconds, and when something was deleted here or its last req
 which versions are being deleted; end the requests on those that go by force; tell the worker to
 drop what has no request here; say what is cleared; finish what all gateways have cleared. Each step
 may be repeated, so a process that dies between two leaves nothing that another does not finish.
+That this gateway runs is said beside all that, so that nothing slow makes it look killed.
 """
 
 import asyncio
@@ -12,11 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 
-from loraplex.adapters.errors import AdapterError
 from loraplex.adapters.registry import gateways, life_cycle
 from loraplex.adapters.registry.life_cycle import Deletion
-from loraplex.adapters.registry.storage_use import Remove
 from loraplex.engine.client import EngineClient
+from loraplex.platform.adapter_bytes import AdapterBytes
 from loraplex.platform.adapter_uses import AdapterUses
 from loraplex.platform.errors import AdapterDeleted
 from loraplex.tenants.db import Database
@@ -24,8 +24,11 @@ from loraplex.tenants.db import Database
 _log = logging.getLogger(__name__)
 
 SWEEP_S = 20.0
-"""Well below `gateways.LEASE`, so that a sweep may fail and the gateway still counts as running."""
-
+SAY_S = 15.0
+SAY_TIMEOUT_S = 15.0
+"""Together well below `gateways.LEASE`: one attempt may fail, and the gateway still counts as
+running."""
+FINISH_TIMEOUT_S = 15.0
 LEAVE_TIMEOUT_S = 5.0
 
 
@@ -37,19 +40,21 @@ class AdapterDeletions:
         gateway_id: str,
         database: Database,
         engine: EngineClient,
-        remove: Remove,
+        adapter_bytes: AdapterBytes,
         uses: AdapterUses,
         now: Callable[[], datetime],
     ) -> None:
         self._gateway_id = gateway_id
         self._database = database
         self._engine = engine
-        self._remove = remove
+        self._adapter_bytes = adapter_bytes
         self._uses = uses
         self._now = now
         self._wanted = asyncio.Event()
         self._going: set[str] = set()
         """Versions that are being deleted, as of the last sweep."""
+        self.on_drop: Callable[[], object] = lambda: None
+        """Hears that the worker was told to drop something."""
         uses.on_end = self._note_end
 
     def soon(self) -> None:
@@ -68,6 +73,22 @@ class AdapterDeletions:
             except Exception:  # noqa: BLE001  the next one may find the database there again
                 _log.exception("deletions of adapters were not looked after; retrying")
 
+    async def keep_saying(self) -> None:
+        """Say that this gateway runs, until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(SAY_TIMEOUT_S):
+                    await self.say()
+            except Exception as error:  # noqa: BLE001  the next one may find the database there again
+                _log.warning("others were not told that this gateway runs; retrying: %r", error)
+            await asyncio.sleep(SAY_S)
+
+    async def say(self) -> None:
+        """Say once that this gateway runs."""
+        async with self._database.session() as session:
+            await gateways.say_running(session, self._gateway_id, self._now())
+            await gateways.forget_killed(session, self._now())
+
     async def sweep(self) -> None:
         """Do all that can be done now."""
         async with self._database.reader() as session:
@@ -79,7 +100,6 @@ class AdapterDeletions:
         async with self._database.session() as session:
             ids = [deletion.id for deletion in cleared]
             await gateways.say(session, self._gateway_id, self._now(), ids)
-            await gateways.forget_killed(session, self._now())
         for deletion in cleared:
             await self._finish(deletion)
 
@@ -100,14 +120,18 @@ class AdapterDeletions:
                 use.break_off(AdapterDeleted(deletion.model))
         if not uses and not deletion.is_shared:
             self._engine.drop(deletion.tenant_id, deletion.digest)
+            self.on_drop()
         return not uses
 
     async def _finish(self, deletion: Deletion) -> None:
         try:
-            async with self._database.session() as session:
-                await life_cycle.finish(session, deletion, self._now(), self._remove)
-        except (OSError, AdapterError) as error:
-            _log.warning("%s cannot be removed yet: %s", deletion.model, error)
+            async with asyncio.timeout(FINISH_TIMEOUT_S), self._database.session() as session:
+                finished = await life_cycle.finish(session, deletion, self._now())
+        except TimeoutError:
+            _log.warning("%s cannot be deleted yet: the database is slow", deletion.model)
+            return
+        if finished is not None and finished.removal is not None:
+            self._adapter_bytes.remove_soon(finished.removal)
 
     def _note_end(self, model: str) -> None:
         if model in self._going:

@@ -81,6 +81,8 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     async with _beside(
         {
             "adapter-deletions": services.adapter_deletions.run(),
+            "adapter-bytes": resources.adapter_bytes.run(),
+            "gateway-lease": services.adapter_deletions.keep_saying(),
             "adapter-pins": services.adapter_pins.run(),
             "renew-holds": services.open_requests.keep_renewing(),
             "last-used-keys": services.last_used.run(resources.database),
@@ -94,6 +96,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
             await services.open_requests.settle_all()
             services.prompts.close()
             await services.adapter_deletions.leave()
+            await resources.adapter_bytes.settled()
             await resources.templates.close()
 
 

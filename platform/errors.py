@@ -277,6 +277,7 @@ RULES: Mapping[type[Exception], Rule] = {
     registry.VersionConflict: _conflict("version_conflict"),
     registry.VersionInUse: _conflict("version_in_use"),
     registry.VersionNotReady: _conflict("version_not_ready"),
+    registry.BytesLeaving: _outage("storage_unavailable", wait=_LATER),
     registry.AliasMoved: Rule(412, "conflict_error", "alias_moved", headers=(_NO_RETRY,)),
     registry.NothingToMoveTo: _conflict("nothing_to_move_to"),
     registry.TooManyAliases: _conflict("too_many_aliases"),

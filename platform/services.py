@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 
 from prometheus_client import CollectorRegistry
 
-from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.storage import Store
 from loraplex.engine.client import EngineClient
-from loraplex.platform.adapter_bytes import removal
+from loraplex.platform.adapter_bytes import AdapterBytes, store_of
 from loraplex.platform.adapter_deletions import AdapterDeletions
 from loraplex.platform.adapter_pins import AdapterPins
 from loraplex.platform.adapter_uses import AdapterUses
@@ -51,7 +50,8 @@ class Resources:
     """Held while an uploaded adapter is checked."""
 
     store: Store = field(init=False)
-    """Of adapters."""
+    """Of adapters, the only one of this process."""
+    adapter_bytes: AdapterBytes = field(init=False)
     upload_slots: UploadSlots = field(init=False)
     templates: TemplateProcesses = field(init=False)
     """In which adapters' chat templates run."""
@@ -59,8 +59,10 @@ class Resources:
     def __post_init__(self) -> None:
         """Make what follows from the settings; nothing is started."""
         settings = self.settings
-        store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
+        store = store_of(settings)
         object.__setattr__(self, "store", store)
+        adapter_bytes = AdapterBytes(self.database, store, self.now)
+        object.__setattr__(self, "adapter_bytes", adapter_bytes)
         slots = UploadSlots(settings.max_uploads, settings.max_tenant_uploads)
         object.__setattr__(self, "upload_slots", slots)
         object.__setattr__(self, "templates", template_processes(settings))
@@ -102,6 +104,16 @@ def build_services(resources: Resources) -> Services:
     """Compose the parts. Nothing is started."""
     metrics = GatewayMetrics(resources.registry)
     uses = AdapterUses()
+    pins = AdapterPins(resources.database, resources.engine, resources.clock)
+    deletions = AdapterDeletions(
+        new_id("gtw", resources.now(), resources.entropy),
+        resources.database,
+        resources.engine,
+        resources.adapter_bytes,
+        uses,
+        resources.now,
+    )
+    deletions.on_drop = pins.again
     return Services(
         resources=resources,
         prompts=PromptsOfEngine(
@@ -121,15 +133,8 @@ def build_services(resources: Resources) -> Services:
         ),
         metrics=metrics,
         adapter_uses=uses,
-        adapter_pins=AdapterPins(resources.database, resources.engine, resources.clock),
-        adapter_deletions=AdapterDeletions(
-            new_id("gtw", resources.now(), resources.entropy),
-            resources.database,
-            resources.engine,
-            removal(resources.settings),
-            uses,
-            resources.now,
-        ),
+        adapter_pins=pins,
+        adapter_deletions=deletions,
         last_used=LastUsed(ApiKey),
         admin_last_used=LastUsed(AdminKey),
     )

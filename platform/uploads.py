@@ -6,15 +6,12 @@ from pathlib import Path
 
 from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.registry import registry, storage_use, uploads
-from loraplex.adapters.registry.errors import RegistryError
 from loraplex.adapters.registry.names import check_adapter_name
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.adapters.registry.uploads import NewUpload
-from loraplex.engine.errors import EngineUnavailable
-from loraplex.platform.adapter_bytes import removal
 from loraplex.platform.adapter_checks import CheckedAdapter, check_adapter
 from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.receiving import nicely, on_disk, received
+from loraplex.platform.receiving import on_disk, received
 from loraplex.platform.self_tests import tested
 from loraplex.platform.services import Resources
 from loraplex.tenants import audit, directory
@@ -123,29 +120,22 @@ async def _store_and_publish(
     checkpoint, kept = checked.checkpoint, checked.profile.kept()
     publication = checked.publication(name, resources.engine.model.name)
 
-    async def keep() -> None:
-        await nicely(lambda: resources.store.put(checkpoint, kept))
-
     async with resources.database.reader() as session:
         await storage_use.check_limits(session, tenant_id, publication)
-    await keep()
-    try:
-        report = await tested(resources, tenant_id, checkpoint.digest)
+    digest = checkpoint.digest
+    async with resources.adapter_bytes.kept(
+        digest,
+        lambda: resources.store.put(checkpoint, kept),
+        lambda: resources.engine.drop(tenant_id, digest),  # which may have tested it
+    ) as claim:
+        report = await tested(resources, tenant_id, digest)
         publication = replace(publication, self_test=report)
         async with resources.database.session() as session:
             version = await registry.publish(
-                session, tenant_id, publication, act.at, act.actor, keep
+                session, tenant_id, publication, act.at, act.actor, claim
             )
             await uploads.finish(session, tenant_id, begun.id, version, act.at)
-            return version
-    except (RegistryError, CheckpointInvalid, EngineUnavailable):
-        async with resources.database.session() as session:
-            removed = await storage_use.remove_unnamed(
-                session, checkpoint.digest, removal(resources.settings)
-            )
-        if removed:
-            resources.engine.drop(tenant_id, checkpoint.digest)  # which may have tested it
-        raise
+    return version
 
 
 async def _tell_rejection(

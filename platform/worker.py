@@ -22,7 +22,7 @@ from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
 from loraplex.adapters.sizes import AdapterSizes, sizes_of_head
 from loraplex.engine import memory
-from loraplex.engine.added_tokens import AddedTokens, transcripts
+from loraplex.engine.added_tokens import transcripts
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
@@ -39,7 +39,8 @@ from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
-from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Welcome
+from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Submit, Welcome
+from loraplex.engine.request import Text
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stored_adapters import StoredAdapters
@@ -254,16 +255,9 @@ def compose_engine(
     config = scheduler_config(settings, sizes, model.vocab_size)
     config = replace(config, copy_ms_per_block=runner.measure_copy_ms())
     stored = StoredAdapters(store, runner)
-    scheduler = _scheduler(
-        settings,
-        model,
-        config,
-        residency,
-        Tokenizer.from_buffer(tokenizer_json),
-        costs,
-        stored.added_tokens,
-    )
     transfers = Transfers(stored, mailbox.wake)
+    new_text = transcripts(Tokenizer.from_buffer(tokenizer_json), transfers.resident)
+    scheduler = _scheduler(settings, model, config, residency, new_text, costs)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, sizes_of, clock)
     return EngineParts(engine, mailbox, scheduler, residency, transfers, stored)
 
@@ -300,11 +294,9 @@ def _scheduler(
     model: LoadedModel,
     config: SchedulerConfig,
     residency: Residency,
-    tokenizer: Tokenizer,
+    new_text: Callable[[Submit], Text],
     costs: CostModel,
-    added: AddedTokens,
 ) -> Scheduler:
-    new_text = transcripts(tokenizer, added)
     # A configuration may name ends that the model has no logits for.
     eos = frozenset(token_id for token_id in model.eos_token_ids if token_id < model.vocab_size)
     policy = admission_policy(settings)

@@ -64,5 +64,9 @@ class StorageLimitReached(RegistryError):
     """With this adapter the tenant's would take more of the store than they may."""
 
 
+class BytesLeaving(RegistryError):
+    """The bytes of an adapter are being removed, or may have been; another attempt may go well."""
+
+
 class PinLimitReached(RegistryError):
     """With this version the tenant's pins would take more memory than they may."""

@@ -7,9 +7,9 @@
 
 Retired and deleted versions are not found by new requests. Those in flight end on their digest, or
 are ended with `force`. A deletion is two steps, with any time between them and by whichever
-process: it is asked for, and it is finished once no request is left (`gateways`). The second
-removes the bytes and says so in one transaction, under the lock of the digest: if the process dies
-in it, it is done again.
+process: it is asked for, and it is finished once no request is left (`gateways`). In the same
+transaction the removal of the bytes begins (`byte_claims`): if the process dies before they are
+gone, another goes on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from sqlalchemy import exists, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from loraplex.adapters.registry import aliases, gateways
+from loraplex.adapters.registry import aliases, byte_claims, gateways
+from loraplex.adapters.registry.byte_claims import Claim
 from loraplex.adapters.registry.errors import VersionInUse, VersionNotReady
 from loraplex.adapters.registry.names import AdapterName, not_found
 from loraplex.adapters.registry.registry import LockedAdapter, lock_adapter
-from loraplex.adapters.registry.storage_use import Remove, remove_unnamed
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
 from loraplex.tenants import audit
 from loraplex.tenants.audit import Act
@@ -49,6 +49,14 @@ class Deletion:
     is_forced: bool
     is_shared: bool
     """True if the tenant has another version of these bytes, which stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A deletion that is over, but for its bytes."""
+
+    removal: Claim | None
+    """What is to be removed now; None if others need it."""
 
 
 async def retire(
@@ -153,22 +161,20 @@ async def list_deletions(session: AsyncSession) -> list[Deletion]:
     ]
 
 
-async def finish(session: AsyncSession, deletion: Deletion, now: datetime, remove: Remove) -> bool:
-    """Finish a deletion if no request is left; False if it goes on, or is none any more.
-
-    Its bytes are removed unless another version names them.
-    """
+async def finish(session: AsyncSession, deletion: Deletion, now: datetime) -> Finished | None:
+    """Finish a deletion if no request is left; None if it goes on, or is none any more. Whoever
+    does removes its bytes then, unless another version names them."""
     name = AdapterName(deletion.tenant_id, deletion.adapter)
     locked = await lock_adapter(session, name)
     version = await session.get_one(AdapterVersion, deletion.version_id, populate_existing=True)
     if version.deletion is None or not await gateways.is_cleared(session, _id_of(version), now):
-        return False
+        return None
     version.status, version.deletion, version.deleted_at = "deleted", None, now
     await session.flush()
-    removed = await remove_unnamed(session, version.digest, remove)
-    act, detail = Act(audit.PLATFORM, now), {"bytes_removed": removed}
+    removal = await byte_claims.begin_removal(session, version.digest, now)
+    act, detail = Act(audit.PLATFORM, now), {"bytes_removed": removal is not None}
     await _tell(session, act, locked, version, "deleted", detail)
-    return True
+    return Finished(removal)
 
 
 async def _begin(

@@ -1,7 +1,6 @@
 """The versions of a tenant's adapters: published once, never changed."""
 
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.adapters.registry import storage_use
+from loraplex.adapters.registry import byte_claims, storage_use
+from loraplex.adapters.registry.byte_claims import Claim
 from loraplex.adapters.registry.errors import VersionConflict
 from loraplex.adapters.registry.names import AdapterName, check_adapter_name, not_found
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
@@ -17,9 +17,6 @@ from loraplex.tenants import audit
 from loraplex.tenants.audit import Act
 from loraplex.tenants.dialects import insert_unless_there
 from loraplex.tenants.tables import Tenant
-
-Keep = Callable[[], Awaitable[object]]
-"""Makes sure that the bytes of a checkpoint are in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +81,27 @@ async def publish(
     publication: Publication,
     now: datetime,
     actor: str = audit.PLATFORM,
-    keep: Keep | None = None,
+    claim: Claim | None = None,
 ) -> PublishedVersion:
     """Make the checkpoint the newest version of the name; one that it has already is returned, and
     is ready again if it was retired or deleted.
 
-    `keep` is called while nobody can remove the bytes, and so is quick where they are there.
+    `claim` is that under which its bytes were put into the store; it ends. None: nobody else can
+    have removed them.
 
     Raises:
         NameInvalid: the name is not a slug, or reserved.
         VersionConflict: it has the checkpoint already, for another base model.
         AdapterTooLarge, StorageLimitReached: a limit of the tenant.
+        BytesLeaving: the claim was over already.
     """
     check_adapter_name(publication.name)
     await storage_use.check_limits(session, tenant_id, publication)
     act = Act(actor, now)
     adapter_id = await _made_adapter(session, tenant_id, publication.name, now)
-    await storage_use.lock_digest(session, publication.digest)
-    if keep is not None:
-        await keep()
+    await byte_claims.lock_digest(session, publication.digest)
+    if claim is not None:
+        await byte_claims.end_keep(session, claim)
     versions = select(AdapterVersion).where(AdapterVersion.adapter_id == adapter_id)
     stored = await session.scalar(versions.where(AdapterVersion.digest == publication.digest))
     if stored is None:

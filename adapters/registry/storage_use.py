@@ -1,6 +1,5 @@
-"""What a tenant's adapters take in the store, and whose bytes may be removed from it."""
+"""What a tenant's adapters take in the store, and what may be added."""
 
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from sqlalchemy import func, select
@@ -8,13 +7,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.registry.errors import AdapterTooLarge, StorageLimitReached
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
-from loraplex.tenants.dialects import lock_text
 from loraplex.tenants.directory import adapter_limits
 from loraplex.tenants.limits import AdapterLimits
 from loraplex.tenants.tables import Tenant
-
-Remove = Callable[[str], Awaitable[object]]
-"""Removes the bytes of a digest from the store; no effect if they are gone."""
 
 
 class Sized(Protocol):
@@ -35,12 +30,6 @@ class Sized(Protocol):
     @property
     def num_bytes(self) -> int:
         """Of its tensors."""
-
-
-async def lock_digest(session: AsyncSession, digest: str) -> None:
-    """Until this transaction ends, nobody else publishes or removes these bytes. Whoever locks an
-    adapter too does that before, so that no two wait for each other."""
-    await lock_text(session, f"adapter bytes {digest}")
 
 
 async def stored_bytes(session: AsyncSession, tenant_id: str) -> int:
@@ -70,22 +59,6 @@ async def check_limits(session: AsyncSession, tenant_id: str, adapter: Sized) ->
             f"the {limit} that they may (adapter_storage_bytes); delete versions that are not "
             "needed, or ask the operator for more."
         )
-
-
-async def remove_unnamed(session: AsyncSession, digest: str, remove: Remove) -> bool:
-    """Remove bytes that no version names, of whichever tenant; False if one does.
-
-    The lock is held until the transaction ends, so no version can be published meanwhile whose
-    publisher has seen bytes that go.
-    """
-    await lock_digest(session, digest)
-    named = select(AdapterVersion.id).where(
-        AdapterVersion.digest == digest, AdapterVersion.status != "deleted"
-    )
-    if await session.scalar(named.limit(1)) is not None:
-        return False
-    await remove(digest)
-    return True
 
 
 async def _limits(session: AsyncSession, tenant_id: str) -> AdapterLimits:

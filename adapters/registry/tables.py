@@ -144,7 +144,11 @@ class BytesClaim(Base):
     """Bytes that somebody puts into the store now, or takes out of it."""
 
     __tablename__ = "adapter_bytes_claim"
-    __table_args__ = (CheckConstraint(one_of("kind", CLAIM_KINDS), name="kind"),)
+    # No claim is taken for one that was given up before.
+    __table_args__ = (
+        CheckConstraint(one_of("kind", CLAIM_KINDS), name="kind"),
+        {"sqlite_autoincrement": True},
+    )
 
     id: Mapped[BigId] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(String(80), index=True)

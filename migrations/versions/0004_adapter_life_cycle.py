@@ -138,6 +138,7 @@ def _create_bytes_claims() -> None:
         sa.Column("began_at", UtcDateTime(), nullable=False),
         sa.CheckConstraint("kind IN ('keep', 'remove')", name=op.f("ck_adapter_bytes_claim_kind")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter_bytes_claim")),
+        sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_adapter_bytes_claim_digest"), "adapter_bytes_claim", ["digest"])
 

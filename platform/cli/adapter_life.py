@@ -159,14 +159,16 @@ async def _delete(
 
 async def _finish(context: CommandContext) -> None:
     from loraplex.adapters.registry import life_cycle
-    from loraplex.platform.adapter_bytes import removal
+    from loraplex.platform.adapter_bytes import AdapterBytes, store_of
 
     async with context.database.reader() as session:
         deletions = await life_cycle.list_deletions(session)
-    remove = removal(context.settings)
+    adapter_bytes = AdapterBytes(context.database, store_of(context.settings), lambda: context.now)
     for deletion in deletions:
         async with context.database.session() as session:
-            await life_cycle.finish(session, deletion, context.now, remove)
+            finished = await life_cycle.finish(session, deletion, context.now)
+        if finished is not None and finished.removal is not None:
+            await adapter_bytes.remove(finished.removal)
 
 
 def _change(

@@ -20,6 +20,7 @@ from loraplex.platform.cli.output import print_json
 
 if TYPE_CHECKING:
     from loraplex.adapters.registry.registry import PublishedVersion
+    from loraplex.adapters.storage import Store
     from loraplex.platform.adapter_checks import CheckedAdapter
     from loraplex.platform.settings import Settings
     from loraplex.tenants.directory import TenantRecord
@@ -68,6 +69,7 @@ async def publish_folder(
     """Check a checkpoint's folder with all that it brings, store it, publish it."""
     from loraplex.adapters.registry import registry, resolution, storage_use
     from loraplex.adapters.registry.names import check_adapter_name
+    from loraplex.platform.adapter_bytes import AdapterBytes, store_of
     from loraplex.tenants import audit
     from loraplex.tenants import directory as tenants
 
@@ -87,16 +89,19 @@ async def publish_folder(
         typer.echo(f"warning: {warning}", err=True)
     publication = checked.publication(adapter, base.name)
 
-    async def keep() -> None:
-        _store(context.settings, checked)
-
     async with context.database.reader() as session:
         await storage_use.check_limits(session, owner.id, publication)
-    await keep()
-    async with context.database.session() as session:
+    store = store_of(context.settings)
+    adapter_bytes = AdapterBytes(context.database, store, lambda: context.now)
+    async with (
+        adapter_bytes.kept(
+            checkpoint.digest, lambda: _store(context.settings, store, checked), lambda: None
+        ) as claim,
+        context.database.session() as session,
+    ):
         before = await registry.list_versions(session, owner.id)
         version = await registry.publish(
-            session, owner.id, publication, context.now, audit.CLI, keep
+            session, owner.id, publication, context.now, audit.CLI, claim
         )
         served = await resolution.resolve(session, owner.id, f"{tenant}/{adapter}", base.name)
         return Pushed(version, served.name, version in before)
@@ -161,12 +166,11 @@ async def _checked(
         await templates.close()
 
 
-def _store(settings: "Settings", checked: "CheckedAdapter") -> None:
+def _store(settings: "Settings", store: "Store", checked: "CheckedAdapter") -> None:
     from loraplex.adapters.opened_store import shown_url
-    from loraplex.platform.adapter_bytes import store_of
 
     try:
-        store_of(settings).put(checked.checkpoint, checked.profile.kept())
+        store.put(checked.checkpoint, checked.profile.kept())
     except OSError as error:
         where = shown_url(settings.adapters_url or str(settings.adapters_dir))
         raise CommandFailed(f"the adapter cannot be stored in {where}: {error}") from error

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from loraplex.adapters.base_shapes import BaseShapes
@@ -42,7 +43,6 @@ def demo_adapters() -> dict[str, list[Path]]:
 async def seed(resources: Resources, model_dir: Path) -> list[SeededTenant]:
     """Make what is missing of the demo; `model_dir` holds the converted base model."""
     base = BaseShapes.read(model_dir)
-    store = resources.store
     now = resources.now()
     seeded = []
     for name, folders in demo_adapters().items():
@@ -54,7 +54,6 @@ async def seed(resources: Resources, model_dir: Path) -> list[SeededTenant]:
                 there = await registry.find_version(session, adapter, checkpoint.digest)
             if there is not None and there.standing.status != "ready":
                 continue  # somebody retired or deleted it, and publishing would bring it back
-            store.put(checkpoint)
             publication = Publication(
                 folder.name,
                 checkpoint.digest,
@@ -62,8 +61,13 @@ async def seed(resources: Resources, model_dir: Path) -> list[SeededTenant]:
                 checkpoint.num_bytes,
                 resources.engine.model.name,
             )
-            async with resources.database.session() as session:
-                await registry.publish(session, tenant.id, publication, now)
+            async with (
+                resources.adapter_bytes.kept(
+                    checkpoint.digest, partial(resources.store.put, checkpoint), lambda: None
+                ) as claim,
+                resources.database.session() as session,
+            ):
+                await registry.publish(session, tenant.id, publication, now, claim=claim)
         seeded.append(await _describe(resources, tenant, now))
     return seeded
 

@@ -1,5 +1,6 @@
 """A registry with two tenants, for the tests of what is done in it."""
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -7,8 +8,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from loraplex.adapters.registry import aliases, gateways, life_cycle, registry, resolution
+from loraplex.adapters.registry import (
+    aliases,
+    byte_claims,
+    gateways,
+    life_cycle,
+    registry,
+    resolution,
+)
 from loraplex.adapters.registry.aliases import Alias, Canary
+from loraplex.adapters.registry.byte_claims import Claim
+from loraplex.adapters.registry.errors import BytesLeaving
 from loraplex.adapters.registry.names import AdapterName
 from loraplex.adapters.registry.registry import Publication, PublishedVersion
 from loraplex.adapters.registry.resolution import ResolvedModel
@@ -31,6 +41,8 @@ class Shop:
     acme: str
     other: str
     stored: set[str] = field(default_factory=set)
+    removed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while no bytes are being removed."""
 
     @property
     def support(self) -> AdapterName:
@@ -43,13 +55,29 @@ class Shop:
         return await self.publish_as(publication, tenant)
 
     async def publish_as(self, publication: Publication, tenant: str = "") -> PublishedVersion:
-        async def keep() -> None:
-            self.stored.add(publication.digest)
+        claim = await self.keep(publication.digest)
+        try:
+            async with self.database.session() as session:
+                return await registry.publish(
+                    session, tenant or self.acme, publication, NOW, "key_me", claim
+                )
+        except Exception:
+            async with self.database.session() as session:
+                await byte_claims.give_up(session, claim)
+            raise
 
-        async with self.database.session() as session:
-            return await registry.publish(
-                session, tenant or self.acme, publication, NOW, "key_me", keep
-            )
+    async def keep(self, digest: str, now: datetime = NOW) -> Claim:
+        """Put bytes into the store under a claim, as soon as nobody removes them."""
+        while True:
+            try:
+                async with self.database.session() as session:
+                    claim = await byte_claims.begin_keep(session, digest, now)
+            except BytesLeaving:
+                await self.removed.wait()
+                continue
+            await asyncio.sleep(0)  # while others act, as long as this takes
+            self.stored.add(digest)
+            return claim
 
     async def resolve(
         self, model: str, tenant: str = "", base: str = BASE, sticky: str | None = None
@@ -77,8 +105,14 @@ class Shop:
             change = TenantChange(adapters=AdapterLimits(**limits))
             await directory.change(session, ME, self.acme, change)
 
-    async def remove(self, digest: str) -> None:
-        self.stored.discard(digest)
+    async def remove(self, removal: Claim) -> None:
+        """Remove claimed bytes from the store."""
+        self.removed.clear()
+        await asyncio.sleep(0)  # while others act, as long as this takes
+        self.stored.discard(removal.digest)
+        async with self.database.session() as session:
+            await byte_claims.give_up(session, removal)
+        self.removed.set()
 
     async def say(self, gateway: str, *cleared: str, at: datetime = NOW) -> None:
         """Let a gateway say that it runs and what it has cleared."""
@@ -92,8 +126,11 @@ class Shop:
         done = []
         for deletion in deletions:
             async with self.database.session() as session:
-                if await life_cycle.finish(session, deletion, now, self.remove):
-                    done.append(deletion.model)
+                finished = await life_cycle.finish(session, deletion, now)
+            if finished is not None:
+                done.append(deletion.model)
+                if finished.removal is not None:
+                    await self.remove(finished.removal)
         return done
 
     async def events(self) -> list[AuditRecord]:

@@ -183,22 +183,6 @@ async def test_bytes_that_two_deleted_versions_named_go_with_the_second(shop: Sh
     assert shop.stored == set()
 
 
-async def test_a_store_that_fails_leaves_the_deletion_to_be_finished_later(shop: Shop) -> None:
-    await shop.publish("d1")
-    await shop.act(life_cycle.delete_version, 1, "drain")
-    async with shop.database.reader() as session:
-        (deletion,) = await life_cycle.list_deletions(session)
-
-    async def fail(digest: str) -> None:
-        raise OSError("the bucket is away")
-
-    with pytest.raises(OSError, match="away"):
-        async with shop.database.session() as session:
-            await life_cycle.finish(session, deletion, NOW, fail)
-    assert (await shop.version(1)).standing.status == "retired"
-    assert await shop.finish_all() == ["acme/support@1"]
-
-
 async def test_deleting_an_adapter_deletes_its_versions_and_aliases(shop: Shop) -> None:
     for digest in ("d1", "d2"):
         await shop.publish(digest)

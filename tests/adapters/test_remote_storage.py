@@ -151,9 +151,9 @@ def test_what_a_killed_writer_or_remover_left_in_the_bucket_is_swept_when_it_is_
     whole = set(files.find("/a"))
     store.put(half)
     files.rm_file(f"/a/{half.digest[:2]}/{half.digest}/version.json")
-    store.sweep(time.time() - 60)
+    store.remove_partial(time.time() - 60)
     assert len(files.find("/a")) == 5, "nothing of it is old"
-    store.sweep(time.time() + 60)
+    store.remove_partial(time.time() + 60)
     assert set(files.find("/a")) == whole
     assert store.stored(time.time() - 60) == []
     assert store.stored(time.time() + 60) == [kept.digest]

@@ -121,9 +121,9 @@ def test_what_killed_processes_left_is_swept_when_it_is_old(root, checkpoint):
     home = store.put(checkpoint)
     for kind in ("partial", "removed"):
         (root / f".{checkpoint.digest}.0.{kind}").mkdir()
-    store.sweep(time.time() - 60)
+    store.remove_partial(time.time() - 60)
     assert len(list(root.glob(".*"))) == 2, "nothing of it is old"
-    store.sweep(time.time() + 60)
+    store.remove_partial(time.time() + 60)
     assert list(root.iterdir()) == [home.parent]
     assert store.stored(time.time() - 60) == []
     assert store.stored(time.time() + 60) == [checkpoint.digest]

@@ -15,10 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.digest import with_profile
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, AdapterMissing
+from loraplex.adapters.profile import AddedToken, Profile
 from loraplex.adapters.sizes import sizes_of_head
 from loraplex.adapters.storage import AdapterStore
-from loraplex.adapters.weights import load
+from loraplex.adapters.weights import load, place, read
 
 
 @pytest.fixture
@@ -265,3 +267,27 @@ def test_a_saved_weight_that_lies_the_other_way_round_is_a_mismatch(store, store
         load_plain(store, digest)
     weights = load_plain(store, digest, weights=Weights(transposed={Q1}))
     assert weights.effects[Q1].weight.shape == (build.OUT, build.IN)
+
+
+class OnceStore:
+    """A store that lets each version be opened once."""
+
+    def __init__(self, store):
+        self._store = store
+        self._opened = set()
+
+    def open(self, digest):
+        assert digest not in self._opened
+        self._opened.add(digest)
+        return self._store.open(digest)
+
+
+def test_the_profile_that_is_used_is_the_one_that_was_verified(tmp_path, store):
+    tool = AddedToken(7, "<tool>", is_special=False)
+    kept = Profile(added_tokens=(tool,)).kept()
+    checkpoint = inspect(build.save(tmp_path / "adapter"), build.base())
+    digest = with_profile(checkpoint.digest, kept)
+    store.put(replace(checkpoint, digest=digest), kept)
+    found = read(OnceStore(store), digest, build.base(), Weights())
+    assert found.profile.added_tokens == (tool,)
+    assert place(found, dtype=torch.float32, device="cpu").added_tokens == {7: tool}

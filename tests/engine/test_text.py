@@ -8,7 +8,9 @@ from tests import tiny_models
 from tokenizers import Tokenizer, decoders, models
 
 from loraplex.adapters.profile import AddedToken
-from loraplex.engine.added_tokens import AdapterVocabulary, AddedTokens
+from loraplex.adapters.spec import AdapterKey
+from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.added_tokens import AdapterVocabulary
 from loraplex.engine.text import TextStream
 from loraplex.engine.vocabulary import Vocabulary
 
@@ -202,15 +204,18 @@ def test_endless_tokens_without_a_character_cost_no_more_each(token_id):
 
 
 def test_tokens_that_an_adapter_adds_are_text_unless_they_are_special() -> None:
-    tokens = AddedTokens()
-    vocabulary = AdapterVocabulary(BYTES, tokens, "digest")
-    stream = TextStream(BYTE_LEVEL, vocabulary)
     new = BYTE_LEVEL.get_vocab_size()
     plain, special = (
         AddedToken(new, "<tool>", is_special=False),
         AddedToken(new + 1, "<end>", is_special=True),
     )
-    tokens.note("digest", [plain, special])
+    key, other = AdapterKey("tenant", "digest"), AdapterKey("tenant", "other")
+    resident = {
+        key: AdapterWeights(0, {}, added_tokens={plain.id: plain, special.id: special}),
+        other: AdapterWeights(0, {}),
+    }
+    vocabulary = AdapterVocabulary(BYTES, resident, key)
+    stream = TextStream(BYTE_LEVEL, vocabulary)
     half, *rest = BYTE_LEVEL.encode("é").ids
     ids = [*BYTE_LEVEL.encode("a b").ids, new, *BYTE_LEVEL.encode(" c").ids, new + 1]
     ids += [half, new + 1, *rest, half, new, *BYTE_LEVEL.encode("d").ids]
@@ -221,4 +226,4 @@ def test_tokens_that_an_adapter_adds_are_text_unless_they_are_special() -> None:
     assert text == extended.decode(ids) == "a b<tool> cé\ufffd<tool>d"
     assert vocabulary.data(new) == vocabulary.first_data(new) == b"<tool>"
     assert (vocabulary.data(new + 1), vocabulary.name(new + 1)) == (None, "<end>")
-    assert AdapterVocabulary(BYTES, tokens, "other").data(new) == b""
+    assert AdapterVocabulary(BYTES, resident, other).data(new) == b""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from tests.adapters import build
 from tests.platform.conftest import Gateway, chat_body, error_of, make_tenant
@@ -22,7 +23,7 @@ from loraplex.adapters.registry.registry import Standing
 from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.adapter_uses import AdapterUses
 from loraplex.platform.app import create_app
-from loraplex.platform.services import Resources
+from loraplex.platform.services import Resources, build_services
 
 
 @pytest.fixture
@@ -70,6 +71,7 @@ async def delete(gateway: Gateway, mode: str = "drain") -> None:
 
 async def sweep(gateway: Gateway) -> None:
     await gateway.services.adapter_deletions.sweep()
+    await gateway.resources.adapter_bytes.settled()
 
 
 def watched(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -197,12 +199,22 @@ async def test_a_request_that_is_not_yet_in_the_engine_is_ended_by_force_too(
     assert (await standing(gateway)).status == "deleted"
 
 
-async def test_a_sweep_waits_for_requests_that_were_being_resolved_when_it_began() -> None:
+async def test_a_sweep_waits_for_requests_that_were_being_resolved_when_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     uses = AdapterUses()
     with uses.use() as use:
+        is_waited_for = asyncio.Event()
+        wait = use.is_known.wait
+
+        async def watched() -> bool:
+            is_waited_for.set()
+            return await wait()
+
+        monkeypatch.setattr(use.is_known, "wait", watched)
         settled = asyncio.create_task(uses.settled())
-        for _ in range(3):
-            await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            await is_waited_for.wait()
         assert not settled.done()
         use.runs_on("acme/support@1")
         await settled
@@ -211,18 +223,64 @@ async def test_a_sweep_waits_for_requests_that_were_being_resolved_when_it_began
 
 
 async def test_a_request_that_fails_while_it_is_resolved_is_not_waited_for() -> None:
-    uses = AdapterUses()
+    uses, is_here, may_fail = AdapterUses(), asyncio.Event(), asyncio.Event()
 
     async def fail() -> None:
         with uses.use():
-            await asyncio.sleep(0)
+            is_here.set()
+            await may_fail.wait()
             raise RuntimeError
 
     failing = asyncio.create_task(fail())
-    await asyncio.sleep(0)
-    await uses.settled()
+    async with asyncio.timeout(60):
+        await is_here.wait()
+        may_fail.set()
+        await uses.settled()
     with pytest.raises(RuntimeError):
         await failing
+
+
+async def test_a_gateway_says_that_it_runs_while_its_sweep_waits(gateway: Gateway) -> None:
+    await gateway.publish("support", "d1")
+    clock_s = gateway.resources.clock() - 160
+    own = replace(gateway.resources, clock=lambda: clock_s, registry=CollectorRegistry())
+    deletions = build_services(own).adapter_deletions
+    await deletions.say()
+    await gateway.client.delete("/v1/adapters/support")
+    with deletions._uses.use():  # of which nobody knows yet what it runs on
+        sweeping = asyncio.create_task(deletions.sweep())
+        clock_s += 160
+        await deletions.say()
+        await sweep(gateway)
+        assert not sweeping.done()
+        assert (await standing(gateway)).deletion == "drain", "the other one runs"
+    await sweeping
+    await sweep(gateway)
+    assert (await standing(gateway)).status == "deleted"
+
+
+async def test_a_gateways_works_that_must_not_wait_for_each_other_are_tasks(
+    gateway: Gateway,
+) -> None:
+    running = {task.get_name() for task in asyncio.all_tasks()}
+    assert {"gateway-lease", "adapter-deletions", "adapter-bytes", "adapter-pins"} <= running
+
+
+async def test_the_worker_is_told_of_pins_again_after_each_drop(gateway: Gateway) -> None:
+    """Between two looks a version was deleted, published and pinned again: to the gateway nothing
+    has changed, but the worker has unpinned it."""
+    await gateway.publish("support", "d1")
+    pins, engine = gateway.services.adapter_pins, gateway.engine
+    await pins.look()
+    told = engine.pins
+    await pins.look()
+    assert engine.pins == told, "nothing has changed"
+    await gateway.client.delete("/v1/adapters/support")
+    await sweep(gateway)
+    await gateway.publish("support", "d1")
+    await pins.look()
+    assert engine.pins.version > told.version
+    assert structs.replace(engine.pins, version=told.version) == told
 
 
 async def test_a_version_drains_on_all_gateways_before_its_bytes_go(

@@ -106,17 +106,7 @@ async def publish(
     stored = await session.scalar(versions.where(AdapterVersion.digest == publication.digest))
     if stored is None:
         newest = await session.scalar(versions.order_by(AdapterVersion.number.desc()).limit(1))
-        stored = AdapterVersion(
-            adapter_id=adapter_id,
-            number=1 if newest is None else newest.number + 1,
-            digest=publication.digest,
-            rank=publication.rank,
-            num_bytes=publication.num_bytes,
-            base_model=publication.base_model,
-            profile=publication.profile,
-            warnings=json.dumps(publication.warnings) if publication.warnings else None,
-            created_at=now,
-        )
+        stored = _row(publication, adapter_id, 1 if newest is None else newest.number + 1, now)
         session.add(stored)
         await session.flush()
         await _tell(session, act, tenant_id, stored, None)
@@ -136,6 +126,20 @@ async def publish(
         await session.flush()
     found = await session.execute(versions_of(tenant_id).where(AdapterVersion.id == stored.id))
     return published(*found.one())
+
+
+def _row(publication: Publication, adapter_id: int, number: int, now: datetime) -> AdapterVersion:
+    return AdapterVersion(
+        adapter_id=adapter_id,
+        number=number,
+        digest=publication.digest,
+        rank=publication.rank,
+        num_bytes=publication.num_bytes,
+        base_model=publication.base_model,
+        profile=publication.profile,
+        warnings=json.dumps(publication.warnings) if publication.warnings else None,
+        created_at=now,
+    )
 
 
 async def list_versions(session: AsyncSession, tenant_id: str) -> list[PublishedVersion]:

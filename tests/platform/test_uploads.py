@@ -1,10 +1,8 @@
 """Adapters over REST: received as they come, refused with every reason, callable at once."""
 
 import json
-import os
 import resource
 import secrets
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,10 @@ from tests.platform.tiny_model import model_info
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, inspect
 from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.receiving import ABANDONED_S, received, remove_abandoned
+from loraplex.platform.receiving import received
 from loraplex.platform.settings import Settings
 from loraplex.platform.upload_form import UploadForm
-from loraplex.tenants import admin_keys, directory
-from loraplex.tenants.audit import Act
-from loraplex.tenants.limits import AdapterLimits
+from loraplex.tenants import admin_keys
 
 MIB = 1024 * 1024
 
@@ -319,48 +315,6 @@ async def test_a_name_with_its_tenant_is_told_to_come_without(
     assert "without the tenant" in error["message"]
 
 
-async def test_no_adapter_has_a_name_that_is_a_word_of_the_apis_paths(
-    gateway: Gateway, checkpoint: Path
-) -> None:
-    paths = [p.split("/") for p in gateway.app.openapi()["paths"] if "/adapters/" in p]
-    words = {parts[parts.index("adapters") + 1] for parts in paths}
-    words = {word for word in words if not word.startswith("{")}
-    assert words >= {"uploads", "import"}
-    for word in sorted(words | {"audit"}):
-        response = await upload(gateway, checkpoint, word)
-        assert (response.status_code, error_of(response)["param"]) == (400, "name")
-        assert word in error_of(response)["message"]
-
-
-async def test_what_is_hardly_meant_is_told_with_the_version_and_its_upload(
-    gateway: Gateway, tmp_path: Path
-) -> None:
-    content = build.tensors()
-    for name in content:
-        if "lora_B" in name:
-            content[name] = np.zeros_like(content[name])
-    made = await upload(gateway, build.save(tmp_path / "untrained", content=content))
-    (warning,) = made.json()["warnings"]
-    assert "every lora_B is zero" in warning
-    (listed,) = (await gateway.client.get("/v1/adapters/uploads")).json()["data"]
-    assert listed["warnings"] == [warning]
-    sound = await upload(gateway, build.save(tmp_path / "trained"))
-    assert sound.json()["warnings"] == []
-
-
-async def test_a_rank_and_modules_beyond_the_tenants_limits_are_told_with_all_other_problems(
-    gateway: Gateway, tmp_path: Path
-) -> None:
-    limits = AdapterLimits(adapter_max_rank=1, adapter_max_modules=1)
-    async with gateway.resources.database.session() as session:
-        change = directory.TenantChange(adapters=limits)
-        await directory.change(session, Act("test", NOW), gateway.tenant.id, change)
-    refused = await upload(gateway, build.save(tmp_path / "large", {"zzz": 1}))
-    assert refused.json()["error"]["code"] == "invalid_adapter"
-    fields = {problem["field"] for problem in refused.json()["error"]["details"]}
-    assert fields == {"zzz", "r", "target_modules"}
-
-
 async def test_a_disk_that_takes_no_more_is_503_and_leaves_nothing(gateway: Gateway) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, hard))
@@ -385,25 +339,6 @@ def test_a_long_field_is_refused(tmp_path: Path) -> None:
     form.feed(b'--b\r\ncontent-disposition: form-data; name="name"\r\n\r\n')
     with pytest.raises(InvalidRequest, match="1024"):
         form.feed(b"x" * 1025)
-
-
-async def test_what_killed_processes_left_is_removed_once_it_is_old(settings: Settings) -> None:
-    now_s = time.time()
-    for name, age_s in (("old", ABANDONED_S + 10), ("new", 10)):
-        folder = settings.data_dir / "uploads" / name
-        folder.mkdir(parents=True)
-        (folder / CONFIG_FILE).write_bytes(b"x")
-        for path in (folder / CONFIG_FILE, folder):
-            os.utime(path, (now_s - age_s, now_s - age_s))
-    remove_abandoned(settings, now_s)
-    assert [path.name for path in (settings.data_dir / "uploads").iterdir()] == ["new"]
-    deep = settings.data_dir / "uploads" / "new" / "files" / CONFIG_FILE
-    deep.parent.mkdir()
-    deep.write_bytes(b"x")
-    for path in (settings.data_dir / "uploads" / "new", deep.parent):
-        os.utime(path, (0, 0))
-    remove_abandoned(settings, now_s)
-    assert deep.exists(), "bytes came to it a moment ago"
 
 
 async def test_without_shapes_of_the_model_no_adapter_is_taken(

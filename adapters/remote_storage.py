@@ -279,7 +279,7 @@ class RemoteStore:
 
     def _make_room(self, keep: str) -> None:
         """Remove versions from the local folder that were opened longest ago."""
-        self._cache.sweep(time.time() - ABANDONED_S)
+        self._cache.remove_partial(time.time() - ABANDONED_S)
         homes = {}
         for home in self._cache_dir.glob("??/*"):
             try:

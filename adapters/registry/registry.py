@@ -106,7 +106,8 @@ async def publish(
     stored = await session.scalar(versions.where(AdapterVersion.digest == publication.digest))
     if stored is None:
         newest = await session.scalar(versions.order_by(AdapterVersion.number.desc()).limit(1))
-        stored = _row(publication, adapter_id, 1 if newest is None else newest.number + 1, now)
+        number = 1 if newest is None else newest.number + 1
+        stored = _new_version(adapter_id, number, publication, now)
         session.add(stored)
         await session.flush()
         await _tell(session, act, tenant_id, stored, None)
@@ -128,7 +129,9 @@ async def publish(
     return published(*found.one())
 
 
-def _row(publication: Publication, adapter_id: int, number: int, now: datetime) -> AdapterVersion:
+def _new_version(
+    adapter_id: int, number: int, publication: Publication, now: datetime
+) -> AdapterVersion:
     return AdapterVersion(
         adapter_id=adapter_id,
         number=number,

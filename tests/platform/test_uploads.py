@@ -11,19 +11,16 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.adapters import build
 from tests.platform.conftest import NOW, PEPPER, Gateway, error_of
 from tests.platform.tiny_model import model_info
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, inspect
 from loraplex.adapters.storage import AdapterStore
-from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.receiving import received
 from loraplex.platform.settings import Settings
-from loraplex.platform.upload_form import UploadForm
-from loraplex.tenants import admin_keys
+from loraplex.tenants import admin_keys, directory
+from loraplex.tenants.audit import Act
+from loraplex.tenants.limits import AdapterLimits
 
 MIB = 1024 * 1024
 
@@ -267,45 +264,6 @@ async def test_a_form_that_ends_in_the_middle_is_refused(gateway: Gateway, end: 
     assert (response.status_code, error_of(response)["code"]) == (400, "invalid_form")
 
 
-async def test_files_are_on_disk_before_the_form_has_ended(settings: Settings) -> None:
-    async def chunks() -> AsyncIterator[bytes]:
-        yield b'--b\r\ncontent-disposition: form-data; name="adapter_config.json"\r\n\r\n'
-        yield b"x" * 300_000
-        (file,) = settings.data_dir.glob("uploads/*/*")
-        assert file.stat().st_size > 200_000
-        yield b'\r\n--b\r\ncontent-disposition: form-data; name="adapter_model.safetensors"\r\n\r\n'
-        yield b"y\r\n--b--\r\n"
-
-    async with received(settings, "multipart/form-data; boundary=b", chunks()) as form:
-        assert (form.folder / TENSORS_FILE).read_bytes() == b"y"
-    assert not form.folder.exists()
-
-
-@given(st.lists(st.integers(1, 200), max_size=20), st.binary(max_size=200))
-def test_a_form_is_read_alike_however_its_bytes_are_cut(
-    tmp_path_factory: pytest.TempPathFactory, cuts: list[int], content: bytes
-) -> None:
-    parts = {"name": b"support", CONFIG_FILE: b"{}", TENSORS_FILE: b"a\r\n--c\r\n" + content}
-    form = b"".join(
-        f'--bound\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode()
-        + data
-        + b"\r\n"
-        for name, data in parts.items()
-    )
-    form += b"--bound--\r\n"
-    folder = tmp_path_factory.mktemp("form")
-    upload_form = UploadForm("multipart/form-data; boundary=bound", folder, ("name",))
-    for cut in cuts:
-        upload_form.feed(form[:cut])
-        form = form[cut:]
-    upload_form.feed(form)
-    assert upload_form.finish() == {"name": "support"}
-    upload_form.close()
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
-        name: parts[name] for name in (CONFIG_FILE, TENSORS_FILE)
-    }
-
-
 async def test_a_name_with_its_tenant_is_told_to_come_without(
     gateway: Gateway, checkpoint: Path
 ) -> None:
@@ -313,6 +271,48 @@ async def test_a_name_with_its_tenant_is_told_to_come_without(
     error = error_of(response)
     assert (response.status_code, error["code"], error["param"]) == (400, "invalid_value", "name")
     assert "without the tenant" in error["message"]
+
+
+async def test_no_adapter_has_a_name_that_is_a_word_of_the_apis_paths(
+    gateway: Gateway, checkpoint: Path
+) -> None:
+    paths = [p.split("/") for p in gateway.app.openapi()["paths"] if "/adapters/" in p]
+    words = {parts[parts.index("adapters") + 1] for parts in paths}
+    words = {word for word in words if not word.startswith("{")}
+    assert words >= {"uploads", "import"}
+    for word in sorted(words | {"audit"}):
+        response = await upload(gateway, checkpoint, word)
+        assert (response.status_code, error_of(response)["param"]) == (400, "name")
+        assert word in error_of(response)["message"]
+
+
+async def test_what_is_hardly_meant_is_told_with_the_version_and_its_upload(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    content = build.tensors()
+    for name in content:
+        if "lora_B" in name:
+            content[name] = np.zeros_like(content[name])
+    made = await upload(gateway, build.save(tmp_path / "untrained", content=content))
+    (warning,) = made.json()["warnings"]
+    assert "every lora_B is zero" in warning
+    (listed,) = (await gateway.client.get("/v1/adapters/uploads")).json()["data"]
+    assert listed["warnings"] == [warning]
+    sound = await upload(gateway, build.save(tmp_path / "trained"))
+    assert sound.json()["warnings"] == []
+
+
+async def test_a_rank_and_modules_beyond_the_tenants_limits_are_told_with_all_other_problems(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    limits = AdapterLimits(adapter_max_rank=1, adapter_max_modules=1)
+    async with gateway.resources.database.session() as session:
+        change = directory.TenantChange(adapters=limits)
+        await directory.change(session, Act("test", NOW), gateway.tenant.id, change)
+    refused = await upload(gateway, build.save(tmp_path / "large", {"zzz": 1}))
+    assert refused.json()["error"]["code"] == "invalid_adapter"
+    fields = {problem["field"] for problem in refused.json()["error"]["details"]}
+    assert fields == {"zzz", "r", "target_modules"}
 
 
 async def test_a_disk_that_takes_no_more_is_503_and_leaves_nothing(gateway: Gateway) -> None:
@@ -332,13 +332,6 @@ async def test_a_store_that_cannot_be_written_is_503(gateway: Gateway, checkpoin
     gateway.resources.settings.adapters_dir.write_bytes(b"no folder")
     response = await upload(gateway, checkpoint)
     assert (response.status_code, error_of(response)["code"]) == (503, "storage_unavailable")
-
-
-def test_a_long_field_is_refused(tmp_path: Path) -> None:
-    form = UploadForm("multipart/form-data; boundary=b", tmp_path, ("name",))
-    form.feed(b'--b\r\ncontent-disposition: form-data; name="name"\r\n\r\n')
-    with pytest.raises(InvalidRequest, match="1024"):
-        form.feed(b"x" * 1025)
 
 
 async def test_without_shapes_of_the_model_no_adapter_is_taken(

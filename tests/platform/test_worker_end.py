@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -50,7 +51,10 @@ def test_a_crash_while_it_serves_keeps_its_traceback_and_is_no_refused_start(
         monkeypatch.setattr(simulated.engine, "step", fail(error))
         model = CostModel(Subject("tiny", "none"))
         costs = KeptCosts(model, CostFile(tmp_path / "costs", model.subject), 0.0)
-        return worker.Worker(simulated.loop, simulated.server, simulated.transfers, costs)
+        self_tests = AsyncMock()
+        return worker.Worker(
+            simulated.loop, simulated.server, self_tests, simulated.transfers, costs
+        )
 
     model = SimpleNamespace(config=SimpleNamespace(name="tiny"))
     monkeypatch.setattr(worker, "_load", lambda settings: model)

@@ -8,10 +8,16 @@ PLACEHOLDER = "{tenant}"
 ANYONE = "*"
 
 
+def _or_its_url(schema: dict[str, Any]) -> None:
+    whole = schema.copy()
+    schema.clear()
+    schema["oneOf"] = [{"type": "string"}, whole]
+
+
 class AdapterSource(BaseModel):
     """A place of adapters. The operator may import from each, for any tenant."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_or_its_url)
 
     url: str = Field(repr=False)
     """With `{tenant}` each tenant has a place of its own."""

@@ -1,9 +1,10 @@
 """Adapters that are fetched by the gateway, from sources that its settings name."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from loraplex.adapters.errors import CheckpointInvalid
 from loraplex.adapters.registry import uploads
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.adapters.registry.uploads import NewUpload
@@ -58,17 +59,23 @@ async def import_adapter(
         async with resources.database.session() as session:
             await uploads.add(session, tenant_id, new, "validating", now)
         try:
-            await on_disk(lambda: folder.mkdir(parents=True))
-            await on_disk(lambda: opened.fetch(found, folder))
+            await _fetch(resources, new.id, lambda: opened.fetch(found, folder), folder)
             return await publish(resources, tenant_id, name, folder, actor, Begun(new.id))
-        except CheckpointInvalid:
-            raise
-        except BaseException:
-            async with resources.database.session() as session:
-                await uploads.end(session, new.id, "cancelled", resources.now())
-            raise
         finally:
             await on_disk(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+async def _fetch(
+    resources: Resources, upload_id: str, fetch: Callable[[], None], folder: Path
+) -> None:
+    """Fetch into a new folder; an upload for which that fails is over."""
+    try:
+        await on_disk(lambda: folder.mkdir(parents=True))
+        await on_disk(fetch)
+    except BaseException:
+        async with resources.database.session() as session:
+            await uploads.end(session, upload_id, "cancelled", resources.now())
+        raise
 
 
 def _allowed(resources: Resources, name: str, tenant: str | None) -> AdapterSource:

@@ -16,7 +16,7 @@ from loraplex.tenants.tables import Tenant
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class PinnedVersion:
     """An adapter that is to stay in memory."""
 
     tenant_id: str
@@ -80,7 +80,7 @@ async def unpin(session: AsyncSession, act: Act, name: AdapterName, number: int)
         await audit.append(session, act, name.tenant_id, "adapter.version.unpin", subject)
 
 
-async def pinned(session: AsyncSession) -> list[Pin]:
+async def pinned(session: AsyncSession) -> list[PinnedVersion]:
     """Return what all tenants have pinned and can call: by tenant, equal bytes once."""
     return await _pinned(session, None)
 
@@ -96,7 +96,7 @@ async def memory_limits(session: AsyncSession) -> list[MemoryLimits]:
     ]
 
 
-async def _pinned(session: AsyncSession, tenant_id: str | None) -> list[Pin]:
+async def _pinned(session: AsyncSession, tenant_id: str | None) -> list[PinnedVersion]:
     query = (
         select(Adapter.tenant_id, AdapterVersion.digest, func.max(AdapterVersion.num_bytes))
         .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
@@ -106,7 +106,7 @@ async def _pinned(session: AsyncSession, tenant_id: str | None) -> list[Pin]:
     )
     if tenant_id is not None:
         query = query.where(Adapter.tenant_id == tenant_id)
-    return [Pin(*row) for row in await session.execute(query)]
+    return [PinnedVersion(*row) for row in await session.execute(query)]
 
 
 async def _set(session: AsyncSession, adapter_id: int, number: int, *, is_pinned: bool) -> None:

@@ -8,7 +8,7 @@ from tests.adapters.shop import ME, Shop
 from loraplex.adapters.registry import life_cycle, pins
 from loraplex.adapters.registry.errors import ModelNotFound, PinLimitReached, VersionNotReady
 from loraplex.adapters.registry.names import AdapterName
-from loraplex.adapters.registry.pins import MemoryLimits, Pin
+from loraplex.adapters.registry.pins import MemoryLimits, PinnedVersion
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ async def shop(shop: Shop) -> Shop:
     return shop
 
 
-async def pinned(shop: Shop) -> list[Pin]:
+async def pinned(shop: Shop) -> list[PinnedVersion]:
     async with shop.database.reader() as session:
         return await pins.pinned(session)
 
@@ -28,7 +28,7 @@ async def pinned(shop: Shop) -> list[Pin]:
 async def test_a_pinned_version_is_listed_until_it_is_unpinned(shop: Shop) -> None:
     for _ in range(2):
         await shop.act(pins.pin, 1)
-    assert await pinned(shop) == [Pin(shop.acme, "d1", 1024)]
+    assert await pinned(shop) == [PinnedVersion(shop.acme, "d1", 1024)]
     for _ in range(2):
         await shop.act(pins.unpin, 1)
     assert await pinned(shop) == []
@@ -57,7 +57,7 @@ async def test_equal_bytes_are_pinned_once(shop: Shop) -> None:
     async with shop.database.session() as session:
         name = AdapterName(shop.acme, "copy")
         await pins.pin(session, ME, name, 1)
-    assert await pinned(shop) == [Pin(shop.acme, "d1", 1024)]
+    assert await pinned(shop) == [PinnedVersion(shop.acme, "d1", 1024)]
 
 
 async def test_a_tenant_without_a_limit_pins_nothing(shop: Shop) -> None:

@@ -1,6 +1,7 @@
 """What cannot work is refused before anything is installed, with a message that says what helps."""
 
 import json
+from typing import Any
 
 import pytest
 import yaml
@@ -125,11 +126,22 @@ def test_every_setting_is_the_charts_or_of_gateway_or_worker_as_the_code_defines
 
 def _schema_of(name: str) -> dict:
     """The JSON schema of a setting, less what is only documentation."""
-    schema = Settings.model_json_schema()["properties"][name]
+    whole = Settings.model_json_schema()
+    schema = whole["properties"][name]
     if "anyOf" in schema:
         (schema,) = (each for each in schema["anyOf"] if each != {"type": "null"})
+    return _undocumented(schema, whole.get("$defs", {}))
+
+
+def _undocumented(schema: Any, definitions: dict) -> Any:
+    if isinstance(schema, list):
+        return [_undocumented(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _undocumented(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     return {
-        key: value
+        key: _undocumented(value, definitions)
         for key, value in schema.items()
         if key not in {"title", "description", "default"}
     }

@@ -46,7 +46,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 def test_there_are_the_routes_that_the_next_tests_go_through() -> None:
-    assert len(routes()) == 35
+    assert len(routes()) == 36
 
 
 @pytest.mark.parametrize(("method", "path"), routes())

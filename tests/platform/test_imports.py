@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,21 @@ async def test_a_rejected_import_is_listed_with_its_problems(
     assert (await ask(gateway, "bad")).status_code == 400
     (upload,) = (await gateway.client.get("/v1/adapters/uploads")).json()["data"]
     assert (upload["status"], upload["problems"][0]["field"]) == ("rejected", "zzz")
+
+
+async def test_an_import_whose_files_cannot_be_fetched_is_listed_as_cancelled(
+    gateway: Gateway, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(source: FolderSource, found: Found, into: Path) -> None:
+        shutil.rmtree(shared / "team")
+        real(source, found, into)
+
+    real = FolderSource.fetch
+    monkeypatch.setattr(FolderSource, "fetch", gone)
+    assert error_of(await ask(gateway, "team/support-v2"))["code"] == "path_not_found"
+    (upload,) = (await gateway.client.get("/v1/adapters/uploads")).json()["data"]
+    assert upload["status"] == "cancelled"
+    assert leftovers(gateway) == []
 
 
 async def test_a_hub_that_cannot_be_reached_is_told_so(gateway: Gateway) -> None:

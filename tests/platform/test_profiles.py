@@ -108,6 +108,14 @@ async def test_what_a_request_leaves_out_is_the_adapters_and_then_the_platforms(
     assert (sampling.temperature, sampling.stop_token_ids) == (0.25, ())
 
 
+async def test_an_adapter_that_does_not_sample_is_greedy_unless_a_request_says_otherwise(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    await upload(gateway, tmp_path / "a", generation_config_json={"do_sample": False})
+    assert (await submitted(gateway)).sampling.temperature == 0.0
+    assert (await submitted(gateway, temperature=0.5)).sampling.temperature == 0.5
+
+
 async def test_prompts_are_encoded_by_the_adapters_tokenizer(
     gateway: Gateway, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 twice that is not so."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
@@ -241,34 +240,6 @@ async def test_uploads_that_nothing_comes_for_expire(
     await resumable.expire(gateway.resources)
     assert (await state(gateway, upload))["status"] == "cancelled"
     assert leftovers(gateway) == []
-
-
-async def test_a_gateway_that_starts_leaves_what_is_open_and_ends_the_record_of_what_it_removes(
-    gateway: Gateway, checkpoint: dict[str, bytes]
-) -> None:
-    old, new = await begun(gateway, checkpoint), await begun(gateway, checkpoint)
-    settings = gateway.resources.settings
-    for path in (settings.data_dir / "uploads").rglob("*"):
-        os.utime(path, (0, 0))  # whose clock says what is not known
-    later = NOW + timedelta(seconds=settings.upload_expiry_s + 1)
-    async with gateway.resources.database.session() as session:
-        await uploads.touch(session, new, later)
-    object.__setattr__(gateway.resources, "clock", later.timestamp)
-    await resumable.tidy(gateway.resources)
-    assert [(await state(gateway, upload))["status"] for upload in (old, new)] == [
-        "cancelled",
-        "uploading",
-    ]
-    assert [path.name for path in leftovers(gateway)] == [new]
-
-
-async def test_an_upload_whose_check_died_counts_for_nobody(gateway: Gateway) -> None:
-    sizes = {CONFIG_FILE: 10, TENSORS_FILE: 10}
-    for _ in range(3):
-        upload = await begun(gateway, sizes)
-        async with gateway.resources.database.session() as session:
-            assert await uploads.claim(session, gateway.tenant.id, upload, NOW, NOW)
-    await begun(gateway, sizes)
 
 
 async def test_two_who_complete_at_once_publish_once(

@@ -75,7 +75,7 @@ def test_in_bfloat16_logits_are_close_to_those_of_peft_and_not_without_the_field
     request = serve(folder, adapter, alone.prompt, "bfloat16", compiled_lora)
     assert relative_error(request, alone) < TOLERANCE
     without = serve(folder, adapter, alone.prompt, "bfloat16", compiled_lora, case.overlook)
-    assert relative_error(without, alone) > 2 * TOLERANCE
+    assert relative_error(without, alone) > 1.5 * TOLERANCE
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

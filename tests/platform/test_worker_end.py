@@ -6,12 +6,15 @@ from unittest.mock import AsyncMock
 
 import pytest
 import torch
+from tests.engine import build
 from tests.engine.simulated_worker import SimulatedWorker
 from typer.testing import CliRunner
 
+from loraplex.adapters.sizes import StoredSizes
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.errors import EngineCrashed, MemoryTooSmall
 from loraplex.engine.frames import Security
+from loraplex.engine.intake import Intake
 from loraplex.engine.saved_costs import CostFile
 from loraplex.platform import log, worker
 from loraplex.platform.cli.main import app
@@ -52,8 +55,9 @@ def test_a_crash_while_it_serves_keeps_its_traceback_and_is_no_refused_start(
         model = CostModel(Subject("tiny", "none"))
         costs = KeptCosts(model, CostFile(tmp_path / "costs", model.subject), 0.0)
         self_tests = AsyncMock()
+        intake = Intake(simulated.mailbox, StoredSizes(build.sizes))
         return worker.Worker(
-            simulated.loop, simulated.server, self_tests, simulated.transfers, costs
+            simulated.loop, intake, simulated.server, self_tests, simulated.transfers, costs
         )
 
     model = SimpleNamespace(config=SimpleNamespace(name="tiny"))

@@ -8,8 +8,8 @@ from pathlib import Path
 from loraplex.adapters.registry import uploads
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.adapters.registry.uploads import NewUpload
-from loraplex.platform.adapter_source import AdapterSource
 from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.import_source import ImportSource
 from loraplex.platform.receiving import on_disk, uploads_dir
 from loraplex.platform.services import Resources
 from loraplex.platform.sources import check_found, open_source
@@ -78,7 +78,7 @@ async def _fetch(
         raise
 
 
-def _allowed(resources: Resources, name: str, tenant: str | None) -> AdapterSource:
+def _allowed(resources: Resources, name: str, tenant: str | None) -> ImportSource:
     """A source, if it is open to the tenant, or to the operator for None; what is not is to a
     tenant as if it were not there."""
     settled = resources.settings.adapter_sources

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from loraplex.platform.adapter_source import AdapterSource
+from loraplex.platform.import_source import ImportSource
 
 DEMO_MODEL = "demo"
 """What `model` says for the base model of the demo."""
@@ -201,7 +201,7 @@ class Settings(BaseSettings):
         description="Adapters that a worker keeps in `adapter-cache/` of its data directory, where "
         "`adapters_url` names no folder; those opened longest ago leave.",
     )
-    adapter_sources: dict[str, AdapterSource] = Field(
+    adapter_sources: dict[str, ImportSource] = Field(
         default={},
         repr=False,
         description="JSON object of names and where adapters may be imported from by them: "

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
-from loraplex.platform.adapter_source import AdapterSource
 from loraplex.platform.errors import BodyTooLarge, InvalidRequest, SourceUnavailable
+from loraplex.platform.import_source import ImportSource
 from loraplex.platform.upload_files import ADAPTER_FILES, check_files
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Source(Protocol):
         """Copy these files. Raises BodyTooLarge where one has grown, and as `find`."""
 
 
-def open_source(source: AdapterSource, tenant: str) -> Source:
+def open_source(source: ImportSource, tenant: str) -> Source:
     """The source of the settings, where a tenant's adapters are. Raises SourceUnavailable if its
     URL names none."""
     url = source.url_of(tenant)

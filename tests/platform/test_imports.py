@@ -16,8 +16,8 @@ from tests.services.hub import running_hub
 from tests.services.s3 import S3Server
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
-from loraplex.platform.adapter_source import AdapterSource
 from loraplex.platform.errors import BodyTooLarge, InvalidRequest, SourceUnavailable
+from loraplex.platform.import_source import ImportSource
 from loraplex.platform.settings import Settings, child_environment
 from loraplex.platform.sources import FolderSource, Found, HubSource, RemoteSource, open_source
 
@@ -73,7 +73,7 @@ async def test_an_adapter_of_a_bucket_is_published(
         data = (shared / "team" / "support-v2" / name).read_bytes()
         async with httpx.AsyncClient() as client:
             await client.put(f"{s3.url}/{bucket}/loras/mine/{name}", content=data)
-    source = AdapterSource(url=f"s3://{bucket}/loras", tenants=("acme",))
+    source = ImportSource(url=f"s3://{bucket}/loras", tenants=("acme",))
     gateway.resources.settings.adapter_sources["bucket"] = source
     response = await ask(gateway, "mine", "bucket")
     assert (response.status_code, response.json()["id"]) == (201, "acme/support@1")
@@ -182,12 +182,12 @@ def test_a_path_of_a_hub_is_a_repository(path: str) -> None:
 
 def test_a_source_with_an_unknown_scheme_is_unavailable() -> None:
     with pytest.raises(SourceUnavailable):
-        open_source(AdapterSource(url="nothing://x"), "acme").find("a")
+        open_source(ImportSource(url="nothing://x"), "acme").find("a")
 
 
 def test_sources_reach_child_processes_as_json(settings: Settings) -> None:
     environment = child_environment(settings)
-    read = TypeAdapter(dict[str, AdapterSource]).validate_json
+    read = TypeAdapter(dict[str, ImportSource]).validate_json
     assert read(environment["LORAPLEX_ADAPTER_SOURCES"]) == settings.adapter_sources
     assert "nowhere" not in repr(settings)
 
@@ -232,7 +232,7 @@ async def test_a_source_with_a_place_for_each_tenant_shows_each_its_own_alone(
 ON_A_HUB = """
 import json, sys
 from pathlib import Path
-from loraplex.platform.adapter_source import AdapterSource
+from loraplex.platform.import_source import ImportSource
 from loraplex.platform.errors import BodyTooLarge, InvalidRequest
 from loraplex.platform.sources import Found, open_source
 
@@ -242,12 +242,12 @@ def trial(work):
     except (BodyTooLarge, InvalidRequest) as error:
         return type(error).__name__, getattr(error, "code", "")
 
-source = open_source(AdapterSource(url="hf://someone"), "acme")
+source = open_source(ImportSource(url="hf://someone"), "acme")
 found = source.find("adapter@main")
 source.fetch(found, Path(sys.argv[1]))
 less = Found(found.path, dict.fromkeys(found.sizes, 3), found.revision)
-private = AdapterSource(url="hf://private")
-trusted = AdapterSource(url="hf://private", use_hub_token=True)
+private = ImportSource(url="hf://private")
+trusted = ImportSource(url="hf://private", use_hub_token=True)
 print(json.dumps({
     "sizes": found.sizes,
     "grown": trial(lambda: source.fetch(less, Path(sys.argv[2]))),

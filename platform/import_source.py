@@ -14,7 +14,7 @@ def _or_its_url(schema: dict[str, Any]) -> None:
     schema["oneOf"] = [{"type": "string"}, whole]
 
 
-class AdapterSource(BaseModel):
+class ImportSource(BaseModel):
     """A place of adapters. The operator may import from each, for any tenant."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_or_its_url)

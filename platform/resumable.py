@@ -45,9 +45,14 @@ class UploadProgress:
 
 
 async def begin(
-    resources: Resources, tenant_id: str, name: str, files: Mapping[str, int]
+    resources: Resources,
+    tenant_id: str,
+    name: str,
+    files: Mapping[str, int],
+    sha256: Mapping[str, str],
 ) -> UploadProgress:
-    """Announce an upload: the files of an adapter and their lengths in bytes.
+    """Announce an upload: the files of an adapter, their lengths in bytes, and of those that have
+    one in `sha256`, in hexadecimal, what is compared when all is there.
 
     Raises InvalidRequest, BodyTooLarge, TooManyUploads, StorageUnavailable.
     """
@@ -55,7 +60,7 @@ async def begin(
     _check_announced(files, resources.settings.max_upload_bytes)
     await expire(resources)
     now = resources.now()
-    new = NewUpload(new_id("upl", now, resources.entropy), name, files)
+    new = NewUpload(new_id("upl", now, resources.entropy), name, files, sha256=sha256)
     folder = _folder(resources, new.id)
     await on_disk(lambda: (folder / RECEIVED_DIR).mkdir(parents=True))
     try:
@@ -188,7 +193,7 @@ async def _publish(
     resources: Resources, tenant_id: str, record: UploadRecord, actor: str
 ) -> PublishedVersion:
     folder = _folder(resources, record.id) / RECEIVED_DIR
-    begun = Begun(record.id, retry_as="uploading")
+    begun = Begun(record.id, "uploading", record.sha256)
     try:
         version = await publish(resources, tenant_id, record.name, folder, actor, begun)
     except CheckpointInvalid:

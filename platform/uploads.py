@@ -1,17 +1,18 @@
 """Adapters that come over the network: received, checked, stored, published. No HTTP here."""
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from loraplex.adapters.errors import CheckpointInvalid
+from loraplex.adapters.errors import CheckpointInvalid, Problem
 from loraplex.adapters.registry import registry, storage_use, uploads
 from loraplex.adapters.registry.names import check_adapter_name
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.adapters.registry.uploads import NewUpload
 from loraplex.platform.adapter_checks import CheckedAdapter, check_adapter
 from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.receiving import on_disk, received
+from loraplex.platform.receiving import nicely, on_disk, received
 from loraplex.platform.self_tests import tested
 from loraplex.platform.services import Resources
 from loraplex.tenants import audit, directory
@@ -30,6 +31,8 @@ class Begun:
     id: str
     retry_as: str = "cancelled"
     """Its status if it cannot be checked now."""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """What files of it were announced to have, in hexadecimal."""
 
 
 async def receive(
@@ -79,6 +82,7 @@ async def publish(
     act = Act(actor, resources.now())
     try:
         async with resources.checks:
+            await _check_announced(folder, begun.sha256)
             checked = await check_adapter(resources, tenant_id, folder)
         return await _store_and_publish(resources, act, tenant_id, name, checked, begun)
     except CheckpointInvalid as error:
@@ -97,6 +101,24 @@ def check_name(name: str) -> None:
     except NameInvalid as error:
         hint = " Give it without the tenant." if "/" in name else ""
         raise InvalidRequest(f"{error}{hint}", "name") from None
+
+
+async def _check_announced(folder: Path, sha256: Mapping[str, str]) -> None:
+    """Raise CheckpointInvalid if a file is not the one that was announced."""
+
+    def others() -> Iterator[Problem]:
+        for name, announced in sha256.items():
+            with (folder / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != announced:
+                reason = (
+                    f"{announced} was announced as its SHA-256; it was sent from different files, "
+                    "or changed on its way: begin another upload"
+                )
+                yield Problem(name, found, reason)
+
+    if problems := await nicely(lambda: tuple(others())):
+        raise CheckpointInvalid(problems)
 
 
 async def _begin(resources: Resources, tenant_id: str, name: str, folder: Path) -> Begun:

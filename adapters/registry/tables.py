@@ -120,7 +120,7 @@ class AdapterUpload(Base):
     source: Mapped[str | None] = mapped_column(String(400))
     """`source:path` of an import; None if the bytes were sent."""
     files: Mapped[str] = mapped_column(Text)
-    """JSON: file name to its length in bytes, as announced."""
+    """JSON: file name to its length in bytes, or `{"bytes", "sha256"}`, as announced."""
     problems: Mapped[str | None] = mapped_column(Text)
     """JSON: why it is rejected."""
     version_id: Mapped[BigId | None] = mapped_column(ForeignKey("adapter_version.id"))

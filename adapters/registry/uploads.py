@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import msgspec
@@ -31,6 +31,8 @@ class NewUpload:
     """Name to length in bytes."""
     source: str | None = None
     """`source:path` of an import."""
+    sha256: Mapping[str, str] = field(default_factory=dict)
+    """Of the files of which it was announced, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class UploadRecord:
     status: str
     source: str | None
     files: Mapping[str, int]
+    sha256: Mapping[str, str]
+    """As `NewUpload` has both."""
     problems: tuple[Problem, ...]
     version: str | None
     """`tenant/adapter@3`, once it is ready."""
@@ -62,7 +66,7 @@ async def add(
             name=new.name,
             status=status,
             source=new.source,
-            files=msgspec.json.encode(dict(new.files), order="sorted").decode(),
+            files=msgspec.json.encode(_announced(new), order="sorted").decode(),
             created_at=now,
             updated_at=now,
         )
@@ -209,16 +213,32 @@ def _records(tenant_id: str) -> "Select[AdapterUpload, str, str | None, AdapterV
     )
 
 
+class _Announced(msgspec.Struct, frozen=True, rename={"num_bytes": "bytes"}):
+    """A file of which the SHA-256 is known, too; of others the length stands alone."""
+
+    num_bytes: int
+    sha256: str
+
+
+def _announced(new: NewUpload) -> dict[str, int | _Announced]:
+    return {
+        name: _Announced(length, new.sha256[name]) if name in new.sha256 else length
+        for name, length in new.files.items()
+    }
+
+
 def _record(
     upload: AdapterUpload, tenant: str, adapter: str | None, version: AdapterVersion | None
 ) -> UploadRecord:
+    files = msgspec.json.decode(upload.files, type=dict[str, int | _Announced])
     problems = msgspec.json.decode(upload.problems or "[]", type=list[dict[str, str]])
     return UploadRecord(
         id=upload.id,
         name=upload.name,
         status=upload.status,
         source=upload.source,
-        files=msgspec.json.decode(upload.files, type=dict[str, int]),
+        files={n: f if isinstance(f, int) else f.num_bytes for n, f in files.items()},
+        sha256={n: f.sha256 for n, f in files.items() if isinstance(f, _Announced)},
         problems=tuple(Problem(**problem) for problem in problems),
         version=None if version is None else f"{tenant}/{adapter}@{version.number}",
         warnings=() if version is None else tuple(json.loads(version.warnings or "[]")),

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Literal, Self
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from loraplex.adapters.registry import uploads
 from loraplex.platform import resumable
@@ -37,12 +37,33 @@ _PIECE: Mapping[str, object] = {
 }
 
 
+class FileBody(Schema):
+    """A file that is announced."""
+
+    num_bytes: Annotated[int, Field(alias="bytes")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")] | None = None
+    """In hexadecimal; compared when all is there."""
+
+
+def _with_length(file: object) -> object:
+    """A length alone is a file of which no more is known."""
+    return {"bytes": file} if isinstance(file, int) and not isinstance(file, bool) else file
+
+
 class UploadBody(Schema):
     """An upload that is announced."""
 
     name: str
-    files: Annotated[dict[str, Annotated[int, Field(ge=1)]], Field(max_length=16)]
-    """File name to its length in bytes."""
+    files: Annotated[
+        dict[
+            str,
+            Annotated[
+                FileBody, BeforeValidator(_with_length, json_schema_input_type=int | FileBody)
+            ],
+        ],
+        Field(max_length=16),
+    ]
+    """File name to its length in bytes, or that with its SHA-256."""
 
 
 class ImportBody(Schema):
@@ -66,6 +87,8 @@ class FileView(BaseModel):
 
     received: int
     total: int
+    sha256: str | None
+    """As announced."""
 
 
 class UploadView(View):
@@ -97,7 +120,9 @@ class UploadView(View):
             status=record.status,
             source=record.source,
             files={
-                name: FileView(received=offsets.get(name, 0), total=total)
+                name: FileView(
+                    received=offsets.get(name, 0), total=total, sha256=record.sha256.get(name)
+                )
                 for name, total in record.files.items()
             },
             received_bytes=sum(offsets.values()),
@@ -114,7 +139,11 @@ class UploadView(View):
 async def begin_upload(request: Request, caller: Caller, services: ServicesOf) -> UploadView:
     """Announce the files of an adapter and their lengths; they are sent in pieces."""
     asked = parse_exactly(await body_of(request), UploadBody)
-    progress = await resumable.begin(services.resources, caller.tenant_id, asked.name, asked.files)
+    lengths = {name: file.num_bytes for name, file in asked.files.items()}
+    sha256 = {name: file.sha256 for name, file in asked.files.items() if file.sha256}
+    progress = await resumable.begin(
+        services.resources, caller.tenant_id, asked.name, lengths, sha256
+    )
     return UploadView.of(progress)
 
 

@@ -2,6 +2,7 @@
 twice that is not so."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
@@ -93,7 +94,7 @@ async def test_an_upload_in_pieces_is_published_and_tells_its_progress(
         len(checkpoint[CONFIG_FILE]) + 100,
         sum(map(len, checkpoint.values())),
     )
-    assert shown["files"][TENSORS_FILE] == {"received": 100, "total": len(data)}
+    assert shown["files"][TENSORS_FILE] == {"received": 100, "total": len(data), "sha256": None}
     head = await gateway.client.head(f"/v1/adapters/uploads/{upload}/{TENSORS_FILE}")
     assert (head.headers["upload-offset"], head.headers["upload-length"]) == (
         "100",
@@ -164,6 +165,29 @@ async def test_a_rejected_upload_is_listed_with_its_problems(
     assert leftovers(gateway) == []
 
 
+async def test_a_file_that_is_not_the_announced_one_is_told_by_name(
+    gateway: Gateway, checkpoint: dict[str, bytes]
+) -> None:
+    files = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in checkpoint.items()
+    }
+    good, mixed = await begun(gateway, files), await begun(gateway, files)
+    data = checkpoint[TENSORS_FILE]
+    await send(gateway, good, checkpoint)
+    assert (await state(gateway, good))["files"][TENSORS_FILE] == {
+        "received": len(data),
+        "total": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    await send(gateway, mixed, checkpoint | {TENSORS_FILE: data[:-4] + b"abcd"})
+    for answer in (await complete(gateway, mixed), await complete(gateway, mixed)):
+        (problem,) = answer.json()["error"]["details"]
+        assert (answer.status_code, problem["field"]) == (400, TENSORS_FILE)
+        assert "SHA-256" in problem["reason"]
+    assert (await complete(gateway, good)).json()["version"] == "acme/support@1"
+
+
 async def test_a_cancelled_upload_is_over(gateway: Gateway, checkpoint: dict[str, bytes]) -> None:
     upload = await begun(gateway, checkpoint)
     await send(gateway, upload, checkpoint)
@@ -188,6 +212,13 @@ async def test_a_cancelled_upload_is_over(gateway: Gateway, checkpoint: dict[str
         ({CONFIG_FILE: 10, TENSORS_FILE: 10, "../x": 1}, 400, "files"),
         ({CONFIG_FILE: 10, TENSORS_FILE: 10, "README.md": 1}, 400, "files"),
         ({CONFIG_FILE: 10, TENSORS_FILE: 0}, 400, f"files.{TENSORS_FILE}"),
+        ({CONFIG_FILE: 10, TENSORS_FILE: {"bytes": 0}}, 400, f"files.{TENSORS_FILE}"),
+        (
+            {CONFIG_FILE: 10, TENSORS_FILE: {"bytes": 9, "sha256": "AB"}},
+            400,
+            f"files.{TENSORS_FILE}.sha256",
+        ),
+        ({CONFIG_FILE: 10, TENSORS_FILE: "10"}, 400, f"files.{TENSORS_FILE}"),
         ({CONFIG_FILE: 10, TENSORS_FILE: 1_000_000}, 413, None),
     ],
 )

@@ -1,5 +1,6 @@
 """`loraplex adapter upload`: a folder of this machine goes to a gateway, wherever it runs."""
 
+import hashlib
 import json
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -71,19 +72,47 @@ def upload(
     if as_json:
         print_json([done])
         return
-    typer.echo(f"Published {done['version']}.")
+    typer.echo(f"Published {done['version']} ({done['digest']}).")
+    typer.echo(f"self-test: {_told(done['self_test'])}")
+
+
+def _told(self_test: dict[str, Any] | None) -> str:
+    if self_test is None:
+        return "not run"
+    return (
+        f"passed ({self_test['method']}), {self_test['num_compared']} of "
+        f"{self_test['num_tokens']} tokens compared, log-probabilities within "
+        f"{self_test['max_abs_logprob_diff']:.2g}"
+        + ("" if self_test["changes_output"] else "; it changed no answer of the base model")
+    )
 
 
 def _upload(gateway: Gateway, name: str, directory: Path, resume: str | None) -> dict[str, Any]:
+    """The upload as the gateway shows it, with `digest` and `self_test` of its version."""
     files = _files(directory)
+    sha256 = {file: _sha256(path) for file, path in files.items()}
     try:
-        upload_id = resume or _begin(gateway, name, files)
-        typer.echo(f"Upload {upload_id}; go on with --resume {upload_id} if it breaks.", err=True)
-        for path in files.values():
-            _send_file(gateway, upload_id, path)
-        return gateway.ask("POST", f"/v1/adapters/uploads/{upload_id}/complete")
+        if resume is None:
+            shown = _begin(gateway, name, files, sha256)
+        else:
+            shown = _resumed(gateway, resume, name)
+            _check_same(shown, files, sha256)
+        upload_id = shown["id"]
+        if shown["status"] in {"ready", "rejected"}:
+            typer.echo(f"Upload {upload_id} had ended already: {shown['status']}.", err=True)
+        else:
+            typer.echo(
+                f"Upload {upload_id}; go on with --resume {upload_id} if it breaks.", err=True
+            )
+            for path in files.values():
+                _send_file(gateway, upload_id, path)
+            typer.echo("checking and testing …", err=True)
+        done = gateway.ask("POST", f"/v1/adapters/uploads/{upload_id}/complete")
+        _, _, number = done["version"].rpartition("@")
+        version = gateway.ask("GET", f"/v1/adapters/{name}/versions/{number}")
     except (OSError, HTTPException) as error:
         raise CommandFailed(f"the gateway does not answer: {error!r}") from error
+    return done | {"digest": version["digest"], "self_test": version["self_test"]}
 
 
 def _files(directory: Path) -> dict[str, Path]:
@@ -95,19 +124,54 @@ def _files(directory: Path) -> dict[str, Path]:
     return {name: directory / name for name in ADAPTER_FILES if (directory / name).is_file()}
 
 
-def _begin(gateway: Gateway, name: str, files: dict[str, Path]) -> str:
-    sizes = {file: path.stat().st_size for file, path in files.items()}
-    return str(gateway.ask("POST", "/v1/adapters/uploads", {"name": name, "files": sizes})["id"])
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _begin(
+    gateway: Gateway, name: str, files: dict[str, Path], sha256: dict[str, str]
+) -> dict[str, Any]:
+    announced = {
+        file: {"bytes": path.stat().st_size, "sha256": sha256[file]} for file, path in files.items()
+    }
+    return gateway.ask("POST", "/v1/adapters/uploads", {"name": name, "files": announced})
+
+
+def _resumed(gateway: Gateway, upload_id: str, name: str) -> dict[str, Any]:
+    """The upload to go on with. Raises CommandFailed if it is not one of `name`, or given up."""
+    shown = gateway.ask("GET", f"/v1/adapters/uploads/{upload_id}")
+    if shown["name"] != name:
+        raise CommandFailed(f"the upload {upload_id} is one of {shown['name']}, not of {name}")
+    if shown["status"] == "cancelled":
+        raise CommandFailed(
+            f"the upload {upload_id} had ended already: cancelled, by DELETE or because nothing "
+            "came for long; begin another, without --resume"
+        )
+    return shown
+
+
+def _check_same(shown: dict[str, Any], files: dict[str, Path], sha256: dict[str, str]) -> None:
+    """Raise CommandFailed unless a folder's files are those that the upload was begun with."""
+    upload_id, announced = shown["id"], shown["files"]
+    for name in announced.keys() ^ files.keys():
+        which = "with" if name in announced else "without"
+        raise CommandFailed(f"the upload {upload_id} was begun {which} {name}; begin another")
+    for name, path in files.items():
+        told = announced[name]
+        if told["total"] != path.stat().st_size or told["sha256"] not in {None, sha256[name]}:
+            raise CommandFailed(
+                f"{name} is not the file that the upload {upload_id} was begun with; begin "
+                "another, without --resume"
+            )
+        if told["sha256"] is None:
+            typer.echo(f"warning: only the length of {name} could be compared", err=True)
 
 
 def _send_file(gateway: Gateway, upload_id: str, path: Path) -> None:
     """Send what the gateway does not have of a file, going on where a connection broke."""
-    shown = gateway.ask("GET", f"/v1/adapters/uploads/{upload_id}")["files"].get(path.name)
-    if shown is None:
-        raise CommandFailed(f"the upload {upload_id} was begun without {path.name}")
+    shown = gateway.ask("GET", f"/v1/adapters/uploads/{upload_id}")["files"][path.name]
     offset, total, tries = shown["received"], shown["total"], 0
-    if total != path.stat().st_size:
-        raise CommandFailed(f"{path.name} is not the file that the upload was begun with")
     with path.open("rb") as file:
         while offset < total:
             file.seek(offset)

@@ -28,7 +28,10 @@ async def test_a_folder_is_published_in_pieces_with_progress(
     folder = build.save(tmp_path / "mine")
     size = (folder / TENSORS_FILE).stat().st_size
     result = await run(gateway, server, "support", str(folder), "--json")
-    assert (result.exit_code, json.loads(result.stdout)["version"]) == (0, "acme/support@1")
+    done = json.loads(result.stdout)
+    assert (result.exit_code, done["version"]) == (0, "acme/support@1")
+    assert done["digest"]
+    assert done["self_test"]["passed"]
     assert f"{TENSORS_FILE}: 100 of {size:,} bytes" in result.stderr
     assert f"{TENSORS_FILE}: {size:,} of {size:,} bytes" in result.stderr
     assert gateway.key not in result.output
@@ -49,7 +52,59 @@ async def test_an_upload_that_was_broken_off_goes_on_where_it_was(
         headers={"upload-offset": "0"},
     )
     result = await run(gateway, server, "support", str(folder), "--resume", upload)
-    assert (result.exit_code, result.stdout) == (0, "Published acme/support@1.\n")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Published acme/support@1 (")
+    assert f"only the length of {TENSORS_FILE} could be compared" in result.stderr
+
+
+async def begun(
+    gateway: Gateway, server: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Id of an upload that the command began and was broken off in."""
+    with monkeypatch.context() as patched:
+
+        def broken(*_: object) -> None:
+            raise OSError("gone")
+
+        patched.setattr(adapter_upload, "_send_file", broken)
+        assert (await run(gateway, server, "support", str(folder))).exit_code == 1
+    shown = (await gateway.client.get("/v1/adapters/uploads")).json()["data"]
+    return str(shown[0]["id"])
+
+
+async def test_another_checkpoint_does_not_go_on_with_an_upload(
+    gateway: Gateway, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build.save(tmp_path / "mine")
+    upload = await begun(gateway, server, folder, monkeypatch)
+    data = bytearray((folder / TENSORS_FILE).read_bytes())
+    data[-1] ^= 1
+    other = build.save(tmp_path / "other")
+    (other / TENSORS_FILE).write_bytes(data)
+    result = await run(gateway, server, "support", str(other), "--resume", upload)
+    assert (result.exit_code, f"{TENSORS_FILE} is not the file" in result.stderr) == (1, True)
+    (folder / "generation_config.json").write_text("{}")
+    result = await run(gateway, server, "support", str(folder), "--resume", upload)
+    assert (result.exit_code, "begun without generation_config.json" in result.stderr) == (1, True)
+
+
+async def test_an_upload_of_another_name_and_one_that_is_over_are_told(
+    gateway: Gateway, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build.save(tmp_path / "mine")
+    upload = await begun(gateway, server, folder, monkeypatch)
+    result = await run(gateway, server, "sales", str(folder), "--resume", upload)
+    assert (result.exit_code, "is one of support, not of sales" in result.stderr) == (1, True)
+    result = await run(gateway, server, "support", str(folder), "--resume", upload)
+    assert (result.exit_code, "checking and testing" in result.stderr) == (0, True)
+    assert "self-test: passed (" in result.stdout
+    result = await run(gateway, server, "support", str(folder), "--resume", upload)
+    assert (result.exit_code, "had ended already: ready" in result.stderr) == (0, True)
+    assert "acme/support@1" in result.stdout
+    upload = await begun(gateway, server, folder, monkeypatch)
+    await gateway.client.delete(f"/v1/adapters/uploads/{upload}")
+    result = await run(gateway, server, "support", str(folder), "--resume", upload)
+    assert (result.exit_code, "had ended already: cancelled" in result.stderr) == (1, True)
 
 
 async def test_a_refusal_and_a_gateway_that_is_not_there_are_told(

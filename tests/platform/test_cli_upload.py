@@ -69,7 +69,8 @@ async def begun(
         patched.setattr(adapter_upload, "_send_file", broken)
         assert (await run(gateway, server, "support", str(folder))).exit_code == 1
     shown = (await gateway.client.get("/v1/adapters/uploads")).json()["data"]
-    return str(shown[0]["id"])
+    (upload,) = (one["id"] for one in shown if one["status"] == "uploading")
+    return str(upload)
 
 
 async def test_another_checkpoint_does_not_go_on_with_an_upload(

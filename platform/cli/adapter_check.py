@@ -17,6 +17,8 @@ _UNCHECKED = (
     "no base model is known, so modules and shapes were not checked; name its folder with --model"
 )
 
+_PROFILE_UNCHECKED = "not checked here; the digest is that without them"
+
 
 def check(
     directory: Annotated[
@@ -28,11 +30,17 @@ def check(
 ) -> None:
     """Tell whether a checkpoint can be served, and if not, every reason. Exits with 0 or 1."""
     from loraplex.adapters.checkpoint import examine
+    from loraplex.adapters.profile_files import PROFILE_FILES
 
     with reporting_errors():
         base = find_base_model(load_settings(data_dir, None), model)
         report = examine(directory, base.shapes if base else None)
-    warnings = [*report.warnings, *([] if base else [_UNCHECKED])]
+    profile = [name for name in PROFILE_FILES if (directory / name).is_file()]
+    warnings = [
+        *report.warnings,
+        *([] if base else [_UNCHECKED]),
+        *([f"{', '.join(profile)}: {_PROFILE_UNCHECKED}"] if profile else []),
+    ]
     if as_json:
         print_json(
             [
@@ -47,11 +55,18 @@ def check(
             ]
         )
     else:
-        _print(report, base, warnings)
+        _print(report, base, warnings, _verdict(base, bool(profile)))
     raise typer.Exit(1 if report.problems else 0)
 
 
-def _print(report: "Report", base: BaseModel | None, warnings: list[str]) -> None:
+def _verdict(base: BaseModel | None, has_profile: bool) -> str:
+    """Of an adapter that has no problem."""
+    if base is None:
+        return "Nothing was found against it."
+    return "The weights can be served." if has_profile else "The adapter can be served."
+
+
+def _print(report: "Report", base: BaseModel | None, warnings: list[str], verdict: str) -> None:
     shown = ", ".join(report.modules[:_SHOWN])
     more = len(report.modules) - _SHOWN
     lines = {
@@ -67,7 +82,7 @@ def _print(report: "Report", base: BaseModel | None, warnings: list[str]) -> Non
     for warning in warnings:
         typer.echo(f"warning: {warning}")
     if not report.problems:
-        typer.echo("The adapter can be served." if base else "Nothing was found against it.")
+        typer.echo(verdict)
         return
     typer.echo(f"The adapter is refused for {counted(len(report.problems), 'reason')}:")
     for problem in report.problems:

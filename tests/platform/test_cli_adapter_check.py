@@ -87,6 +87,19 @@ def test_a_report_for_people_can_be_read(adapter: Path, model: Path) -> None:
     ]
 
 
+def test_files_that_it_does_not_check_are_named(adapter: Path, model: Path) -> None:
+    plain = report(adapter, "--model", model)
+    (adapter / "chat_template.jinja").write_text("{% if")
+    (adapter / "generation_config.json").write_text("{")
+    found = report(adapter, "--model", model)
+    warning = "not checked here; the digest is that without them"
+    assert found["warnings"] == [f"chat_template.jinja, generation_config.json: {warning}"]
+    assert (found["ok"], found["digest"]) == (True, plain["digest"])
+    lines = check(adapter, "--model", model).stdout.splitlines()
+    assert lines[-1] == "The weights can be served."
+    assert lines[-2].startswith("warning: chat_template.jinja")
+
+
 def test_without_a_base_model_it_checks_what_needs_none_and_says_so(
     adapter: Path, tmp_path: Path
 ) -> None:

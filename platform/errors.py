@@ -84,10 +84,12 @@ class RequestNotFound(PlatformError):
 
 
 class BodyTooLarge(PlatformError):
-    """The body is larger than the gateway takes."""
+    """The body is larger than the gateway takes, or than `message` says."""
 
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(f"The request body is larger than {max_bytes} bytes; send less.")
+    def __init__(self, max_bytes: int, message: str | None = None) -> None:
+        super().__init__(
+            message or f"The request body is larger than {max_bytes} bytes; send less."
+        )
 
 
 class BodyTimeout(PlatformError):

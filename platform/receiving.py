@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from loraplex.platform.errors import StorageUnavailable
 from loraplex.platform.settings import Settings
 from loraplex.platform.threads import in_thread
+from loraplex.platform.upload_files import GZIP_TYPE, TAR_TYPE
 from loraplex.platform.upload_form import UploadForm
 from loraplex.platform.upload_tar import UploadTar
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 ABANDONED_S = 86_400.0
 """No upload takes that long: what is older was left by a process that was killed."""
-TAR_TYPES = ("application/x-tar", "application/gzip")
+TAR_TYPES = (TAR_TYPE, GZIP_TYPE)
 NICENESS = 10
 
 

@@ -266,7 +266,11 @@ async def _write(file: IO[bytes], offset: int, length: int, chunks: AsyncIterato
     size = offset
     async for chunk in chunks:
         if size + len(chunk) > length:
-            raise BodyTooLarge(length)
+            raise BodyTooLarge(
+                length,
+                f"{Path(file.name).name} was announced with {length} bytes and has {size}; "
+                f"{length - size} may follow.",
+            )
         await on_disk(lambda chunk=chunk: file.write(chunk))  # type: ignore[misc]  # of a default that binds
         size += len(chunk)
     return size

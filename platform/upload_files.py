@@ -10,6 +10,8 @@ from loraplex.platform.errors import InvalidRequest
 REQUIRED_FILES = (CONFIG_FILE, TENSORS_FILE)
 ADAPTER_FILES = (*REQUIRED_FILES, *PROFILE_FILES)
 """All that are taken, in whatever way they come."""
+TAR_TYPE, GZIP_TYPE = "application/x-tar", "application/gzip"
+"""Content types of an archive."""
 
 
 def check_files(names: Set[str]) -> None:

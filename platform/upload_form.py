@@ -11,7 +11,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from loraplex.platform.errors import InvalidRequest
-from loraplex.platform.upload_files import ADAPTER_FILES, check_files
+from loraplex.platform.upload_files import ADAPTER_FILES, GZIP_TYPE, TAR_TYPE, check_files
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -123,7 +123,8 @@ def _boundary(content_type: str) -> bytes:
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise InvalidRequest(
-            "An adapter is uploaded as multipart/form-data with a boundary.",
+            "An adapter is uploaded as multipart/form-data with a boundary, or as one archive with "
+            f"the Content-Type {TAR_TYPE} or {GZIP_TYPE}.",
             "content-type",
             "invalid_form",
         )

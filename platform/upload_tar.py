@@ -12,7 +12,13 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from loraplex.platform.errors import BodyTooLarge, InvalidRequest
-from loraplex.platform.upload_files import ADAPTER_FILES, check_files, is_pickle
+from loraplex.platform.upload_files import (
+    ADAPTER_FILES,
+    GZIP_TYPE,
+    TAR_TYPE,
+    check_files,
+    is_pickle,
+)
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_MEMBERS = 2000
@@ -20,6 +26,7 @@ MAX_EXTENDED_BYTES = 64 * 1024
 MAX_RATIO = 200
 """No checkpoint shrinks so much; checked once a megabyte has come out."""
 _CHUNK_BYTES = 1024 * 1024
+_GZIP_MAGIC = b"\x1f\x8b"
 _EXTENDED = frozenset({tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE})
 _PLAIN = frozenset({tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE})
 _KINDS: Mapping[bytes, str] = {
@@ -38,7 +45,7 @@ class UploadTar:
 
     def __init__(self, content_type: str, folder: Path, max_bytes: int) -> None:
         """Files are written into `folder`; `max_bytes` bounds what comes out of the archive."""
-        is_gzip = content_type != "application/x-tar"
+        is_gzip = content_type != TAR_TYPE
         self._inflate = zlib.decompressobj(wbits=31) if is_gzip else None
         self._folder = folder
         self._max_bytes = max_bytes
@@ -68,6 +75,8 @@ class UploadTar:
         """
         self._num_in += len(chunk)
         if self._inflate is None:
+            if self._num_in == len(chunk) and chunk.startswith(_GZIP_MAGIC):
+                raise _malformed(f"this is gzip; send it as {GZIP_TYPE}")
             self._take(chunk)
             return
         try:

@@ -132,8 +132,12 @@ async def test_more_than_was_announced_is_refused_and_what_fitted_stays(
 ) -> None:
     upload = await begun(gateway, checkpoint)
     size = len(checkpoint[CONFIG_FILE])
-    answer = await patch(gateway, upload, CONFIG_FILE, 0, b"x" * (size + 1))
+    await patch(gateway, upload, CONFIG_FILE, 0, b"x" * 2)
+    answer = await patch(gateway, upload, CONFIG_FILE, 2, b"x" * (size + 1))
     assert answer.status_code == 413
+    assert error_of(answer)["message"] == (
+        f"{CONFIG_FILE} was announced with {size} bytes and has 2; {size - 2} may follow."
+    )
     assert (await state(gateway, upload))["received_bytes"] <= size
 
 

@@ -88,6 +88,25 @@ async def test_the_archive_of_a_folder_is_published_under_the_name_of_the_query(
     assert set(upload["files"]) == {CONFIG_FILE, TENSORS_FILE}
 
 
+async def test_an_archive_under_another_content_type_is_told_the_right_one(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    folder = build.save(tmp_path / "mine")
+    for data, headers, word in (
+        (packed(folder), {}, "application/x-tar or application/gzip"),
+        (
+            packed(folder, "-z"),
+            {"content-type": "application/x-tar"},
+            "this is gzip; send it as application/gzip",
+        ),
+    ):
+        answer = await gateway.client.post(
+            "/v1/adapters?name=support", content=data, headers=headers
+        )
+        assert answer.status_code == 400
+        assert word in error_of(answer)["message"]
+
+
 async def test_an_archive_needs_a_name(gateway: Gateway) -> None:
     headers = {"content-type": "application/x-tar"}
     response = await gateway.client.post("/v1/adapters", content=archive(*files()), headers=headers)

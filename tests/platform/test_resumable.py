@@ -2,7 +2,6 @@
 twice that is not so."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
@@ -167,29 +166,6 @@ async def test_a_rejected_upload_is_listed_with_its_problems(
     assert {"field", "value", "reason"} == set(shown["problems"][0])
     assert any("zzz" in problem["field"] for problem in shown["problems"])
     assert leftovers(gateway) == []
-
-
-async def test_a_file_that_is_not_the_announced_one_is_told_by_name(
-    gateway: Gateway, checkpoint: dict[str, bytes]
-) -> None:
-    files = {
-        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in checkpoint.items()
-    }
-    good, mixed = await begun(gateway, files), await begun(gateway, files)
-    data = checkpoint[TENSORS_FILE]
-    await send(gateway, good, checkpoint)
-    assert (await state(gateway, good))["files"][TENSORS_FILE] == {
-        "received": len(data),
-        "total": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
-    await send(gateway, mixed, checkpoint | {TENSORS_FILE: data[:-4] + b"abcd"})
-    for answer in (await complete(gateway, mixed), await complete(gateway, mixed)):
-        (problem,) = answer.json()["error"]["details"]
-        assert (answer.status_code, problem["field"]) == (400, TENSORS_FILE)
-        assert "SHA-256" in problem["reason"]
-    assert (await complete(gateway, good)).json()["version"] == "acme/support@1"
 
 
 async def test_a_cancelled_upload_is_over(gateway: Gateway, checkpoint: dict[str, bytes]) -> None:

@@ -41,13 +41,13 @@ class FileBody(Schema):
     """A file that is announced."""
 
     num_bytes: Annotated[int, Field(alias="bytes")]
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")] | None = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """In hexadecimal; compared when all is there."""
 
 
 def _with_length(file: object) -> object:
     """A length alone is a file of which no more is known."""
-    return {"bytes": file} if isinstance(file, int) and not isinstance(file, bool) else file
+    return file if isinstance(file, dict) else {"bytes": file}
 
 
 class UploadBody(Schema):
@@ -58,7 +58,10 @@ class UploadBody(Schema):
         dict[
             str,
             Annotated[
-                FileBody, BeforeValidator(_with_length, json_schema_input_type=int | FileBody)
+                FileBody,
+                BeforeValidator(
+                    _with_length, json_schema_input_type=Annotated[int, Field(ge=1)] | FileBody
+                ),
             ],
         ],
         Field(max_length=16),

@@ -198,7 +198,7 @@ async def test_a_cancelled_upload_is_over(gateway: Gateway, checkpoint: dict[str
             400,
             f"files.{TENSORS_FILE}.sha256",
         ),
-        ({CONFIG_FILE: 10, TENSORS_FILE: "10"}, 400, f"files.{TENSORS_FILE}"),
+        ({CONFIG_FILE: 10, TENSORS_FILE: "10"}, 400, f"files.{TENSORS_FILE}.bytes"),
         ({CONFIG_FILE: 10, TENSORS_FILE: 1_000_000}, 413, None),
     ],
 )

@@ -5,6 +5,7 @@ A version never changes once it is there. It appears whole or not at all, whoeve
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import uuid
@@ -23,9 +24,16 @@ from loraplex.adapters.checkpoint import (
 )
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import is_digest
-from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing, TensorFileInvalid
+from loraplex.adapters.errors import (
+    AdapterCorrupt,
+    AdapterMissing,
+    CheckpointInvalid,
+    TensorFileInvalid,
+)
 from loraplex.adapters.profile import PROFILE_FILE, TOKENIZER_FILE, Profile, decode
 from loraplex.adapters.tensor_file import TensorEntry, read_entries
+
+_log = logging.getLogger(__name__)
 
 STORED_FILES = (CONFIG_FILE, TENSORS_FILE, PROFILE_FILE, TOKENIZER_FILE)
 """All that a version may have; the first two each has."""
@@ -94,7 +102,8 @@ class AdapterStore:
         return self.add(checkpoint.digest, fill)
 
     def add(self, digest: str, fill: Callable[[Path], None]) -> Path:
-        """Make a version of what `fill` writes into an empty folder, unless it is there.
+        """Make a version of what `fill` writes into an empty folder, unless it is there and whole:
+        what a disk has spoilt is mended so.
 
         Raises:
             AdapterCorrupt: that is something else.
@@ -102,7 +111,10 @@ class AdapterStore:
         """
         home = self._home(digest)
         if home.is_dir():
-            return home
+            if _is_whole(home, digest):
+                return home
+            _log.error("stored adapter %s is corrupt; storing it again", digest)
+            self.remove(digest)
         home.parent.mkdir(parents=True, exist_ok=True)
         partial = self._root / f".{digest}.{uuid.uuid4().hex}.partial"
         partial.mkdir()
@@ -191,6 +203,14 @@ def _read_checked(home: Path, digest: str, name: str, sha256: str) -> bytes:
     except FileNotFoundError:
         raise AdapterCorrupt(digest, f"its {name} is gone") from None
     return check_file(data, digest, name, sha256)
+
+
+def _is_whole(home: Path, digest: str) -> bool:
+    try:
+        verify(home, digest)
+    except (AdapterCorrupt, CheckpointInvalid, OSError):
+        return False
+    return True
 
 
 def _publish(partial: Path, home: Path) -> None:

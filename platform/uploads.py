@@ -79,13 +79,13 @@ async def publish(
     """
     check_name(name)
     begun = begun or await _begin(resources, tenant_id, name, folder)
-    act = Act(actor, resources.now())
     try:
         async with resources.checks:
             await _check_announced(folder, begun.sha256)
             checked = await check_adapter(resources, tenant_id, folder)
-        return await _store_and_publish(resources, act, tenant_id, name, checked, begun)
+        return await _store_and_publish(resources, actor, tenant_id, name, checked, begun)
     except CheckpointInvalid as error:
+        act = Act(actor, resources.now())
         await _tell_rejection(resources, act, tenant_id, name, begun, error)
         raise
     except BaseException:
@@ -133,7 +133,7 @@ async def _begin(resources: Resources, tenant_id: str, name: str, folder: Path) 
 
 async def _store_and_publish(
     resources: Resources,
-    act: Act,
+    actor: str,
     tenant_id: str,
     name: str,
     checked: CheckedAdapter,
@@ -153,10 +153,10 @@ async def _store_and_publish(
         report = await tested(resources, tenant_id, digest)
         publication = replace(publication, self_test=report)
         async with resources.database.session() as session:
-            version = await registry.publish(
-                session, tenant_id, publication, act.at, act.actor, claim
-            )
-            await uploads.finish(session, tenant_id, begun.id, version, act.at)
+            # The time of the transaction, not of the upload: audit logs are read in its order.
+            now = resources.now()
+            version = await registry.publish(session, tenant_id, publication, now, actor, claim)
+            await uploads.finish(session, tenant_id, begun.id, version, now)
     return version
 
 

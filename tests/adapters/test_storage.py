@@ -7,7 +7,7 @@ from threading import Barrier
 import pytest
 from tests.adapters import build
 
-from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.checkpoint import compute_digest, inspect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMissing, CheckpointInvalid
 from loraplex.adapters.storage import AdapterStore
 
@@ -26,6 +26,17 @@ def root(tmp_path):
 
 def files(root):
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def test_what_a_disk_has_spoilt_is_mended_by_storing_it_again(root, checkpoint):
+    store = AdapterStore(root)
+    tensors = store.put(checkpoint) / FILES[1]
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    tensors.write_bytes(data)
+    assert compute_digest(store.open(checkpoint.digest)) != checkpoint.digest
+    store.put(checkpoint)
+    assert compute_digest(store.open(checkpoint.digest)) == checkpoint.digest
 
 
 def test_a_stored_adapter_lies_under_its_digest(root, checkpoint):

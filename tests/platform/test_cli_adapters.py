@@ -56,7 +56,9 @@ def test_an_alias_is_made_flipped_and_rolled_back(acme: Shell) -> None:
     assert "was expected at version 1" in acme.failure(*alias, "@1", "--expected", "1")
     assert "means acme/support@1." in acme.out("adapter", "rollback", "acme/support:prod")
     assert "no version before" in acme.failure("adapter", "rollback", "acme/support:prod")
-    assert acme.out("adapter", "delete", "acme/support:prod") == "acme/support:prod is deleted.\n"
+    delete = ("adapter", "delete", "acme/support:prod")
+    assert acme.out(*delete) == "acme/support:prod is deleted.\n"
+    assert acme.out(*delete) == "There was no alias acme/support:prod.\n"
 
 
 def test_a_canary_is_set_promoted_and_cleared(acme: Shell) -> None:
@@ -86,7 +88,14 @@ def test_without_a_gateway_a_deletion_is_finished_at_once(acme: Shell) -> None:
     assert len(stored(acme)) == 2
     assert acme.out("adapter", "delete", "acme/support@1") == "acme/support@1 is deleted.\n"
     assert len(stored(acme)) == 1
-    acme.out("adapter", "delete", "acme/support", "--force")
+    for alias in ("prod", "test"):
+        acme.out("adapter", "alias", f"acme/support:{alias}", "@2")
+    assert acme.out("adapter", "delete", "acme/support").splitlines() == [
+        "acme/support:prod is deleted.",
+        "acme/support:test is deleted.",
+        "acme/support@2 is deleted.",
+        "acme/support@1 is deleted.",
+    ]
     assert statuses(acme) == ["deleted", "deleted"]
     assert stored(acme) == []
     assert acme.rows("adapter", "list", "acme") == []
@@ -102,6 +111,8 @@ def test_beside_a_gateway_a_deletion_is_left_to_it(acme: Shell) -> None:
     asyncio.run(say())
     said = acme.out("adapter", "delete", "acme/support@1")
     assert "a gateway ends it when its requests end" in said
+    forced = acme.out("adapter", "delete", "acme/support@1", "--force")
+    assert "each gateway ends its requests within about 20 s" in forced
     assert len(stored(acme)) == 2
     assert "deleting" in acme.out("adapter", "list", "acme")
 

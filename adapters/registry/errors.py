@@ -23,6 +23,11 @@ class RegistryError(Exception):
 class ModelNotFound(RegistryError):
     """No such model for this tenant: absent, malformed or another tenant's, all told alike."""
 
+    def __init__(self, message: str, model: str = "") -> None:
+        super().__init__(message)
+        self.model = model
+        """What was asked for."""
+
 
 class VersionConflict(RegistryError):
     """The adapter has a version of these bytes, made for another base model."""

@@ -113,10 +113,14 @@ class Promises:
 
     def most_bytes(self, key: AdapterKey) -> int:
         """The most bytes that this adapter can have and still be loaded, if nothing is leased."""
-        own = self._own_pins.get(key.tenant, 0) - self.pinned.get(key, 0)
+        own = self.other_pinned_bytes(key)
         of_others = sum(self._promised.values()) - self._promised.get(key.tenant, 0)
         room, cap = self.capacity_bytes - own - of_others, self.cap(key.tenant)
         return room if cap is None else min(room, cap - own)
+
+    def other_pinned_bytes(self, key: AdapterKey) -> int:
+        """Bytes of what this adapter's tenant has pinned beside it."""
+        return self._own_pins.get(key.tenant, 0) - self.pinned.get(key, 0)
 
     def _add_up(self) -> None:
         own = Counter[str]()

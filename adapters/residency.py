@@ -142,6 +142,14 @@ class Residency:
         back, as long as pins, floors and caps stay as they are."""
         return self._promises.most_bytes(key)
 
+    def cap(self, tenant: str) -> int | None:
+        """The most bytes that the tenant's adapters may hold; None for no cap."""
+        return self._promises.cap(tenant)
+
+    def other_pinned_bytes(self, key: AdapterKey) -> int:
+        """Bytes of what the adapter's tenant has pinned beside it."""
+        return self._promises.other_pinned_bytes(key)
+
     def unloadable(self) -> list[AdapterKey]:
         """Absent adapters that requests wait for and that can no longer be loaded."""
         awaited = (key for key in self.demand.awaited() if key not in self._device)

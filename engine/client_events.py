@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator
 
 from loraplex.engine.errors import (
+    AdapterOverCap,
     AdapterUnfit,
     DeadlineUnreachable,
     EngineError,
@@ -48,6 +49,8 @@ def failure_of(failed: Failed) -> RequestFailed:
 
 def rejection_of(rejected: Rejected) -> EngineError:
     """What is raised for a request that never ran."""
+    if rejected.code == "over_cap":
+        return AdapterOverCap(rejected.message, rejected.field)
     if rejected.code == "refused":
         return RequestRefused(rejected.message, rejected.field)
     kind = DeadlineUnreachable if rejected.code == "late" else EngineOverloaded

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.errors import AdapterOverCap, EngineUnavailable
 from loraplex.engine.protocol import (
     EndVerification,
     MetricsQuery,
@@ -52,6 +52,8 @@ class Queries:
         )
         if not isinstance(answer, Verified):
             raise EngineUnavailable("the worker went away, or did not test the adapter in time")
+        if answer.is_over_cap:
+            raise AdapterOverCap(answer.message, "model")
         if answer.report is None:
             raise EngineUnavailable(answer.message)
         return answer.report

@@ -2,6 +2,7 @@
 
 EngineError
 ├── RequestRefused      the request itself cannot be served (never retried)
+│   └── AdapterOverCap      …because its adapter alone exceeds what the tenant may hold
 ├── EngineOverloaded    the engine's queues are full (retry later)
 │   └── DeadlineUnreachable …or so long that the request's own deadline would be missed
 ├── EngineUnavailable   no worker is connected, or it died while the request ran
@@ -29,6 +30,10 @@ class RequestRefused(EngineError):
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class AdapterOverCap(RequestRefused):
+    """The adapter alone needs more of the worker's memory than its tenant may hold."""
 
 
 class EngineOverloaded(EngineError):

@@ -3,7 +3,12 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from loraplex.engine.errors import DeadlineUnreachable, EngineOverloaded, RequestRefused
+from loraplex.engine.errors import (
+    AdapterOverCap,
+    DeadlineUnreachable,
+    EngineOverloaded,
+    RequestRefused,
+)
 from loraplex.engine.protocol import (
     Explained,
     Failed,
@@ -144,6 +149,7 @@ class Events:
 def _told(error: RequestRefused | EngineOverloaded) -> tuple[RejectionCode, str, float | None]:
     """Code, field and seconds until another try."""
     if isinstance(error, RequestRefused):
-        return "refused", error.field, None
+        code = "over_cap" if isinstance(error, AdapterOverCap) else "refused"
+        return code, error.field, None
     is_late = isinstance(error, DeadlineUnreachable)
     return "late" if is_late else "overloaded", "", error.retry_after_s

@@ -18,7 +18,7 @@ ADAPTER_MISMATCH = "adapter_mismatch"
 """Code of `Failed` for an adapter that does not fit the worker's base model."""
 ServiceTier = Literal["priority", "default", "flex"]
 """Before others of its tenant; as they come; on what nobody else can use."""
-RejectionCode = Literal["overloaded", "late", "refused", "draining"]
+RejectionCode = Literal["overloaded", "late", "refused", "over_cap", "draining"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -344,6 +344,8 @@ class Verified(msgspec.Struct, frozen=True, tag="verified", kw_only=True):
     """None if the test could not be made, which says nothing about the adapter."""
     message: str = ""
     """Why there is no report."""
+    is_over_cap: bool = False
+    """True if that is since the tenant may not hold so much in memory."""
 
 
 WorkerMessage = Welcome | StepFrame | MetricsText | ResidencyReport | Verified

@@ -6,7 +6,7 @@ from math import inf
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.config import SchedulerConfig
-from loraplex.engine.errors import EngineOverloaded, RequestRefused
+from loraplex.engine.errors import AdapterOverCap, EngineOverloaded, RequestRefused
 from loraplex.engine.protocol import Submit
 from loraplex.engine.request import choice_key
 
@@ -57,12 +57,21 @@ def refuse_impossible(
 def _refuse_too_large(submit: Submit, adapter_bytes: int, residency: Residency) -> None:
     if submit.adapter is None:
         return
-    most_bytes = residency.most_loadable_bytes(AdapterKey(submit.tenant, submit.adapter))
-    if adapter_bytes > most_bytes:
+    key = AdapterKey(submit.tenant, submit.adapter)
+    cap, pinned_bytes = residency.cap(key.tenant), residency.other_pinned_bytes(key)
+    if cap is not None and adapter_bytes > cap - pinned_bytes:
+        beside = f", {pinned_bytes} of them for other adapters that it pins" if pinned_bytes else ""
+        raise AdapterOverCap(
+            f"the adapter needs {adapter_bytes} bytes of the worker's memory, and its tenant may "
+            f"hold {cap} (adapter_cap_bytes){beside}; train it smaller, or ask the operator for "
+            "more",
+            "model",
+        )
+    if adapter_bytes > residency.most_loadable_bytes(key):
+        # What the worker has, and what others are promised of it, is no tenant's business.
         raise RequestRefused(
-            f"the adapter needs {adapter_bytes} bytes; the worker has {most_bytes} for it: "
-            f"{residency.capacity_bytes} for adapters, less what is promised to others, and at "
-            "most what its tenant may hold",
+            f"the adapter needs {adapter_bytes} bytes of the worker's memory, more than can be "
+            "free beside what is promised to others; the operator can change pins and floors",
             "model",
         )
 

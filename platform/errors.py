@@ -289,6 +289,7 @@ RULES: Mapping[type[Exception], Rule] = {
     # The engine.
     engine.EngineError: _INTERNAL,
     engine.RequestRefused: Rule(400, _REQUEST, "invalid_value"),
+    engine.AdapterOverCap: Rule(400, _REQUEST, "adapter_too_large"),
     engine.EngineOverloaded: Rule(503, _OUTAGE, "server_is_overloaded"),
     engine.DeadlineUnreachable: Rule(503, _OUTAGE, "deadline_unreachable"),
     engine.EngineUnavailable: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),

@@ -4,6 +4,8 @@ import shlex
 
 from loraplex.platform.serve import Ready
 
+EXAMPLE_MODEL = "acme/support"
+"""Of the demo: what the example is a message for."""
 EXAMPLE = (
     "Hi, I was charged twice for order 48213 and nobody answers my mails. Please refund one of "
     "the two payments. Maria Lopez"
@@ -20,8 +22,10 @@ def welcome(ready: Ready) -> str:
         lines.append(f"    key     {tenant.key or 'revoked; make one with: loraplex key create'}")
         lines.append(f"    models  {', '.join((*tenant.adapters, ready.base_model))}")
         lines.append("")
-    usable = next((tenant for tenant in ready.tenants if tenant.key and tenant.adapters), None)
-    if usable is None:
+    usable = [
+        (tenant.key, model) for tenant in ready.tenants if tenant.key for model in tenant.adapters
+    ]
+    if not usable:
         at = f"--data-dir {shlex.quote(str(ready.data_dir))}"
         lines += [
             "Make a tenant, a key and a model of its own:",
@@ -30,7 +34,8 @@ def welcome(ready: Ready) -> str:
             f"  loraplex adapter push NAME/ADAPTER DIR {at}",
         ]
     else:
-        lines += ["Try it:", *_curl(ready.url, usable.key or "", usable.adapters[0])]
+        key, model = next((each for each in usable if each[1] == EXAMPLE_MODEL), usable[0])
+        lines += ["Try it:", *_curl(ready.url, key, model)]
     return "\n".join([*lines, "", "Ctrl-C drains and stops.", ""])
 
 

@@ -10,7 +10,7 @@ RegistryError
 ├── AliasMoved          the alias means another version than the caller expects
 ├── NothingToMoveTo     a rollback without a version before, a promotion without a canary
 ├── TooManyAliases      the adapter has as many as it may
-├── AdapterTooLarge     its rank or modules exceed the tenant's limits
+├── AdapterTooLarge     its rank, modules or memory exceed the tenant's limits
 ├── StorageLimitReached the tenant's adapters take all the room that they may
 └── PinLimitReached     the tenant's pins do
 """
@@ -22,6 +22,11 @@ class RegistryError(Exception):
 
 class ModelNotFound(RegistryError):
     """No such model for this tenant: absent, malformed or another tenant's, all told alike."""
+
+    def __init__(self, message: str, model: str = "") -> None:
+        super().__init__(message)
+        self.model = model
+        """What was asked for."""
 
 
 class VersionConflict(RegistryError):
@@ -57,7 +62,7 @@ class TooManyAliases(RegistryError):
 
 
 class AdapterTooLarge(RegistryError):
-    """The adapter's rank or number of modules exceeds a limit of the tenant."""
+    """The adapter's rank, number of modules or memory exceeds a limit of the tenant."""
 
 
 class StorageLimitReached(RegistryError):

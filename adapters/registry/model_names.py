@@ -25,8 +25,9 @@ async def names_of_tenants(session: AsyncSession, ids: Iterable[str]) -> Mapping
 async def names_of_adapters(
     session: AsyncSession, keys: Iterable[AdapterKey]
 ) -> Mapping[AdapterKey, str]:
-    """Return `tenant/adapter@version` of those adapters that there are; the one published last, if
-    a tenant has the same bytes several times."""
+    """Return `tenant/adapter@version` of those adapters that there are. If a tenant has the same
+    bytes several times, a version that can be called goes before one that cannot, then one that is
+    pinned, then the one published last."""
     wanted = set(keys)
     names: dict[AdapterKey, str] = {}
     for some in _parts(sorted({key.digest for key in wanted})):
@@ -35,8 +36,9 @@ async def names_of_adapters(
             .join(Adapter, Adapter.tenant_id == Tenant.id)
             .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
             .where(AdapterVersion.digest.in_(some))
-            .order_by(AdapterVersion.id)
+            .order_by(AdapterVersion.status == "ready", AdapterVersion.is_pinned, AdapterVersion.id)
         )
+        # The last one of a key stays.
         for tenant_id, tenant, adapter, version in await session.execute(query):
             key = AdapterKey(tenant_id, version.digest)
             if key in wanted:

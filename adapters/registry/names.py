@@ -43,7 +43,8 @@ def check_adapter_name(name: str) -> None:
 
 def not_found(model: str) -> ModelNotFound:
     """The one answer to whatever cannot be used, for whichever reason."""
-    return ModelNotFound(f"The model {model[:200]!r} does not exist or you have no access to it.")
+    message = f"The model {model[:200]!r} does not exist or you have no access to it."
+    return ModelNotFound(message, model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from loraplex.adapters.checkpoint import read_config
 from loraplex.adapters.errors import AdapterMismatch
 from loraplex.adapters.weights import AdapterWeights
-from loraplex.engine.errors import AdapterUnfit, EngineError, RequestFailed, RequestRefused
+from loraplex.engine.errors import AdapterOverCap, AdapterUnfit, EngineError, RequestFailed
 from loraplex.engine.protocol import Sampling, SelfTest, ServiceTier, Submit, Verified, Verify
 from loraplex.engine.self_test.comparison import (
     TOLERANCES,
@@ -90,9 +90,11 @@ class Verifier:
         cancelled, so are the test's requests, and the next one begins."""
         async with self._turns.turn(asked.tenant):
             started = perf_counter()
-            report, message = None, ""
+            report, message, is_over_cap = None, "", False
             try:
                 report = await self._test(asked, started)
+            except AdapterOverCap as error:
+                message, is_over_cap = str(error), True
             except (EngineError, TimeoutError) as error:
                 message = f"the adapter could not be tested: {str(error) or _BUSY}"
                 _log.warning("adapter %s: %s", asked.adapter, message)
@@ -100,7 +102,9 @@ class Verifier:
                 message = "the adapter could not be tested; the operator's log has the reason"
                 _log.exception("adapter %s could not be tested", asked.adapter)
             self._observe(report, perf_counter() - started)
-            return Verified(query_id=asked.query_id, report=report, message=message)
+            return Verified(
+                query_id=asked.query_id, report=report, message=message, is_over_cap=is_over_cap
+            )
 
     async def _test(self, asked: Verify, started: float) -> SelfTest:
         model = self._model
@@ -116,7 +120,7 @@ class Verifier:
         await self._dense.try_out(weights, prompts[-1])
         try:
             served = await self._serve(asked, prompts)
-        except (RequestRefused, AdapterUnfit) as error:
+        except AdapterUnfit as error:
             return _report(unfit(f"the worker cannot serve it: {error}"), None, started)
         except RequestFailed as error:
             if error.code != NOT_FINITE:

@@ -4,6 +4,7 @@ Commands change the database. A gateway that runs learns of deletions by its nex
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,18 @@ if TYPE_CHECKING:
     from loraplex.tenants.audit import Act
 
 Name = Annotated[str, typer.Argument(metavar=VERSION, help="The version.")]
+FORCED = "each gateway ends its requests within about 20 s"
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What a command has deleted, or begun to."""
+
+    aliases: "list[str]"
+    """As requests name them."""
+    versions: "list[PublishedVersion]"
+
+
 Work = Callable[["AsyncSession", "Act", "AdapterName", int], Awaitable[None]]
 
 
@@ -90,7 +103,12 @@ def delete(
         ),
     ],
     force: Annotated[
-        bool, typer.Option("--force", help="End the requests that run, and delete aliases.")
+        bool,
+        typer.Option(
+            "--force",
+            help="End the requests that run, on each gateway within about 20 s, and delete the "
+            "aliases of a version. Those of a whole adapter always go.",
+        ),
     ] = False,
     as_json: AsJson = False,
     data_dir: DataDir = None,
@@ -99,45 +117,56 @@ def delete(
     """Delete an adapter, a version or an alias; bytes go when no request runs on them any more."""
     target = target_of(name, ADAPTER, VERSION, ALIAS)
 
-    async def work(context: CommandContext) -> "list[PublishedVersion]":
+    async def work(context: CommandContext) -> Deleted:
         return await _delete(context, target, force=force)
 
-    versions = run(work, data_dir, database_url)
+    deleted = run(work, data_dir, database_url)
     if as_json:
-        print_json(row_of(version) for version in versions)
+        print_json(row_of(version) for version in deleted.versions)
         return
-    if target.alias is not None:
-        typer.echo(f"{name} is deleted.")
-    for version in versions:
+    if target.alias is not None and not deleted.aliases:
+        typer.echo(f"There was no alias {name}.")
+    for alias in deleted.aliases:
+        typer.echo(f"{alias} is deleted.")
+    goes_on = FORCED if force else "a gateway ends it when its requests end"
+    for version in deleted.versions:
         is_over = version.standing.status == "deleted"
-        how = "deleted" if is_over else "being deleted: a gateway ends it when its requests end"
+        how = "deleted" if is_over else f"being deleted: {goes_on}"
         typer.echo(f"{version.model}@{version.version} is {how}.")
 
 
-async def _delete(
-    context: CommandContext, target: "ModelName", *, force: bool
-) -> "list[PublishedVersion]":
+async def _delete(context: CommandContext, target: "ModelName", *, force: bool) -> Deleted:
     """Begin the deletion, finish it where no gateway runs, and return what was deleted."""
     from loraplex.adapters.registry import aliases, life_cycle, registry
 
-    async def begin(session: "AsyncSession", act: "Act", adapter: "AdapterName") -> "AdapterName":
+    async def begin(
+        session: "AsyncSession", act: "Act", adapter: "AdapterName"
+    ) -> "tuple[AdapterName, list[str]]":
+        async def named() -> list[str]:
+            listed = await aliases.list_aliases(session, adapter.tenant_id, adapter.adapter)
+            return [alias.model for alias in listed]
+
         mode: life_cycle.Mode = "force" if force else "drain"
+        before = await named()
         if target.alias is not None:
             await aliases.delete_alias(session, act, adapter, target.alias)
         elif target.version is not None:
             await life_cycle.delete_version(session, act, adapter, target.version, mode)
         else:
             await life_cycle.delete_adapter(session, act, adapter, mode)
-        return adapter
+        left = set(await named())
+        return adapter, [alias for alias in before if alias not in left]
 
-    adapter = await changed(context, target, begin)
+    adapter, gone = await changed(context, target, begin)
     if target.alias is not None:
-        return []
+        return Deleted(gone, [])
     await _finish(context)
     async with context.database.reader() as session:
         if target.version is not None:
-            return [await registry.get_version(session, adapter, target.version)]
-        return await registry.list_all_versions(session, adapter)
+            versions = [await registry.get_version(session, adapter, target.version)]
+        else:
+            versions = await registry.list_all_versions(session, adapter)
+    return Deleted(gone, versions)
 
 
 async def _finish(context: CommandContext) -> None:

@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from loraplex.platform.cli.adapter_target import ADAPTER, alias_row_of, described, row_of, target_of
+from loraplex.platform.cli.adapter_target import (
+    ADAPTER,
+    alias_row_of,
+    described,
+    naming_absent,
+    row_of,
+    target_of,
+)
 from loraplex.platform.cli.context import (
     AsJson,
     CommandContext,
@@ -63,7 +70,8 @@ def show(
         async with context.database.reader() as session:
             owner = await directory.get_by_name(session, target.tenant)
             adapter = AdapterName(owner.id, target.adapter)
-            versions = await registry.list_all_versions(session, adapter)
+            with naming_absent(target.tenant):
+                versions = await registry.list_all_versions(session, adapter)
             return versions, await aliases.list_aliases(session, owner.id, target.adapter)
 
     versions, named = run(work, data_dir, database_url)

@@ -1,12 +1,13 @@
 """What commands on adapters are about, by the names that requests use; and how it is printed."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from loraplex.platform.cli.context import CommandContext
+from loraplex.platform.cli.context import CommandContext, CommandFailed
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -43,15 +44,31 @@ def version_of(text: str) -> int:
     return int(number)
 
 
+@contextmanager
+def naming_absent(tenant: str) -> Iterator[None]:
+    """Say what a tenant has not as whoever sees all of it is told: by its kind and whole name."""
+    from loraplex.adapters.registry.errors import ModelNotFound
+
+    try:
+        yield
+    except ModelNotFound as error:
+        model = error.model.removeprefix(f"{tenant}/")
+        of_version = "version" if "@" in model else "adapter"
+        kind = "alias" if ":" in model else of_version
+        raise CommandFailed(f"there is no {kind} {tenant}/{model}") from None
+
+
 async def changed(context: CommandContext, target: "ModelName", change: "Change[T]") -> T:
-    """Make a change to the adapter that `target` names. Raises TenantNotFound, RegistryError."""
+    """Make a change to the adapter that `target` names. Raises TenantNotFound,
+    RegistryError, CommandFailed for what is not there."""
     from loraplex.adapters.registry.names import AdapterName
     from loraplex.tenants import audit, directory
 
     async with context.database.session() as session:
         owner = await directory.get_by_name(session, target.tenant)
         act = audit.Act(audit.CLI, context.now)
-        return await change(session, act, AdapterName(owner.id, target.adapter))
+        with naming_absent(target.tenant):
+            return await change(session, act, AdapterName(owner.id, target.adapter))
 
 
 def row_of(version: "PublishedVersion") -> dict[str, Any]:

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loraplex.platform.cli.context import AsJson, CommandContext, DatabaseUrl, DataDir, run
-from loraplex.platform.cli.output import print_json, print_table
+from loraplex.platform.cli.output import counted, print_json, print_table
 
 if TYPE_CHECKING:
     from loraplex.tenants.audit import AuditRecord
+
+NUM_DIGITS = 12
+"""Of a digest, for people."""
 
 app = typer.Typer(help="What was done to adapters and limits, and by whom.")
 
@@ -51,10 +54,41 @@ def list_(
         return
     print_table(
         ("AT", "ACTOR", "ACTION", "SUBJECT", "DETAIL"),
-        ((e.at, e.actor, e.action, e.subject, _told(e.detail)) for e in events),
+        ((e.at, e.actor, e.action, e.subject, _told(e.action, e.detail)) for e in events),
         empty="Nothing was done yet.",
     )
 
 
-def _told(detail: dict[str, object]) -> str:
-    return " ".join(f"{name}={value}" for name, value in detail.items())
+def _told(action: str, detail: dict[str, object]) -> str:
+    absent = "default" if action == "tenant.limits" else "absent"
+    return _fields(detail, absent)
+
+
+def _fields(detail: dict[str, object], absent: str) -> str:
+    rest, told = dict(detail), []
+    if {"from", "to"} <= rest.keys():
+        before, after = (_value(rest.pop(end), "", absent) for end in ("from", "to"))
+        told.append(f"{before} → {after}")
+    told += [
+        f"{name} ({_fields(value, absent)})"
+        if isinstance(value, dict)
+        else f"{name}={_value(value, name, absent)}"
+        for name, value in rest.items()
+        if name != "problems"
+    ]
+    if isinstance(problems := rest.get("problems"), list):
+        told.append(counted(len(problems), "problem"))
+    return " ".join(told)
+
+
+def _value(value: object, name: str, absent: str) -> str:
+    if value is None:
+        return absent
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return _digits_of(str(value)) if name == "digest" else str(value)
+
+
+def _digits_of(digest: str) -> str:
+    """What people need of a digest."""
+    return digest.rpartition(":")[2][:NUM_DIGITS]

@@ -2,6 +2,7 @@
 
 import secrets
 from dataclasses import asdict, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,31 +22,50 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Tenants: who may use the platform, and how much of it.")
 
-Limit = Annotated[int | None, typer.Option(min=1, help="Default: the platform's limit.")]
-AdapterLimit = Annotated[int | None, typer.Option(min=1, help="Of its adapters; default: none.")]
-NewLimit = Annotated[
-    str | None, typer.Option(metavar="N|default", help="`default` takes the own limit away.")
-]
-Deadline = Annotated[
-    int | None,
-    typer.Option(min=1, help="Refuse requests whose first token cannot come so soon, in ms."),
-]
+REQUESTS = "Most requests that it starts in a minute."
+TOKENS = "Most prompt and output tokens in a minute."
+CONCURRENCY = "Most requests that run at a time."
+DEADLINE = "Refuse requests whose first token cannot come within so many ms."
+STORAGE = "Most bytes that its adapters take in the store."
+RANK = "Largest rank of an adapter."
+MODULES = "Most modules that one adapter changes."
+FLOOR = (
+    "Bytes of the memory for adapters that others cannot push its adapters out of. "
+    "All floors and pins together get half of that memory: `adapter top` lists one "
+    "that does not hold."
+)
+CAP = "Most bytes that its adapters take of the memory for adapters; larger ones are refused."
+PIN = "Most bytes of adapters that it pins in memory."
+NEW = "N|default"
+"""`default` takes the own limit away."""
+UNLIMITED = MappingProxyType(
+    {
+        "ttft_deadline_ms": "none",
+        "adapter_storage_bytes": "no limit",
+        "adapter_max_rank": "no limit",
+        "adapter_max_modules": "no limit",
+        "adapter_floor_bytes": "none",
+        "adapter_cap_bytes": "no limit",
+        "adapter_pin_bytes": "0",
+    }
+)
+"""What holds where a tenant has none of its own; for others that is the platform's default."""
 
 
 @app.command()
 def create(
     name: Annotated[str, typer.Argument(help="1 to 40 characters of a-z, 0-9 and '-'.")],
     weight: Annotated[float, typer.Option(help="Share, relative to other tenants.")] = 1.0,
-    requests_per_minute: Limit = None,
-    tokens_per_minute: Limit = None,
-    concurrency: Limit = None,
-    ttft_deadline_ms: Deadline = None,
-    adapter_storage_bytes: AdapterLimit = None,
-    adapter_max_rank: AdapterLimit = None,
-    adapter_max_modules: AdapterLimit = None,
-    adapter_floor_bytes: AdapterLimit = None,
-    adapter_cap_bytes: AdapterLimit = None,
-    adapter_pin_bytes: AdapterLimit = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help=REQUESTS)] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help=TOKENS)] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help=CONCURRENCY)] = None,
+    ttft_deadline_ms: Annotated[int | None, typer.Option(min=1, help=DEADLINE)] = None,
+    adapter_storage_bytes: Annotated[int | None, typer.Option(min=1, help=STORAGE)] = None,
+    adapter_max_rank: Annotated[int | None, typer.Option(min=1, help=RANK)] = None,
+    adapter_max_modules: Annotated[int | None, typer.Option(min=1, help=MODULES)] = None,
+    adapter_floor_bytes: Annotated[int | None, typer.Option(min=1, help=FLOOR)] = None,
+    adapter_cap_bytes: Annotated[int | None, typer.Option(min=1, help=CAP)] = None,
+    adapter_pin_bytes: Annotated[int | None, typer.Option(min=1, help=PIN)] = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -77,21 +97,24 @@ def create(
 def set_(
     name: TenantName,
     weight: Annotated[float | None, typer.Option(help="Share, relative to others.")] = None,
-    requests_per_minute: NewLimit = None,
-    tokens_per_minute: NewLimit = None,
-    concurrency: NewLimit = None,
-    ttft_deadline_ms: NewLimit = None,
-    adapter_storage_bytes: NewLimit = None,
-    adapter_max_rank: NewLimit = None,
-    adapter_max_modules: NewLimit = None,
-    adapter_floor_bytes: NewLimit = None,
-    adapter_cap_bytes: NewLimit = None,
-    adapter_pin_bytes: NewLimit = None,
+    requests_per_minute: Annotated[str | None, typer.Option(metavar=NEW, help=REQUESTS)] = None,
+    tokens_per_minute: Annotated[str | None, typer.Option(metavar=NEW, help=TOKENS)] = None,
+    concurrency: Annotated[str | None, typer.Option(metavar=NEW, help=CONCURRENCY)] = None,
+    ttft_deadline_ms: Annotated[str | None, typer.Option(metavar=NEW, help=DEADLINE)] = None,
+    adapter_storage_bytes: Annotated[str | None, typer.Option(metavar=NEW, help=STORAGE)] = None,
+    adapter_max_rank: Annotated[str | None, typer.Option(metavar=NEW, help=RANK)] = None,
+    adapter_max_modules: Annotated[str | None, typer.Option(metavar=NEW, help=MODULES)] = None,
+    adapter_floor_bytes: Annotated[str | None, typer.Option(metavar=NEW, help=FLOOR)] = None,
+    adapter_cap_bytes: Annotated[str | None, typer.Option(metavar=NEW, help=CAP)] = None,
+    adapter_pin_bytes: Annotated[str | None, typer.Option(metavar=NEW, help=PIN)] = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Change a tenant's weight or limits, for requests from now on; the rest stays."""
+    """Change a tenant's weight or limits, for requests from now on; the rest stays.
+
+    `default` takes the own limit away.
+    """
     requests = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
@@ -232,6 +255,9 @@ def _show(tenant: "TenantRecord", *, as_json: bool) -> None:
     limits = row.pop("limits")
     print_table(
         ("WHAT", "VALUE"),
-        [*row.items(), *((name, value or "default") for name, value in limits.items())],
+        [
+            *row.items(),
+            *((name, value or UNLIMITED.get(name, "default")) for name, value in limits.items()),
+        ],
         empty="",
     )

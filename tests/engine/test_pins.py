@@ -15,7 +15,7 @@ from tests.platform.tiny_model import model_info
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.core import Engine
-from loraplex.engine.errors import RequestRefused
+from loraplex.engine.errors import AdapterOverCap, RequestRefused
 from loraplex.engine.frames import UnixAddress
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.residency_protocol import Pin, Pins
@@ -100,10 +100,10 @@ async def test_a_request_whose_adapter_no_longer_fits_what_is_promised_is_told_s
 ) -> None:
     async with connected(address) as client:
         client.pin(pins(1, floors={"u": 5}))
-        with pytest.raises(RequestRefused, match="6 bytes; the worker has 5 for it"):
+        with pytest.raises(RequestRefused, match="6 bytes of the worker's memory, more than can"):
             await collect(client, build.submit("a", adapter="123456"))
         client.pin(pins(2, caps={"t": 2}))
-        with pytest.raises(RequestRefused, match="at most what its tenant may hold"):
+        with pytest.raises(AdapterOverCap, match=r"3 bytes .* hold 2 \(adapter_cap_bytes\)"):
             await collect(client, build.submit("b", adapter="xxx"))
         await collect(client, build.submit("c", adapter="123456", tenant="u"))
 

@@ -148,7 +148,7 @@ class ScriptedEngine:
         self.report = residency_report(0)
         self.metrics_text = "worker_steps_total 1\n"
         self.answer: Callable[[ScriptedEngine, str], None] | None = None
-        self.self_test: SelfTest | str | None = PASSED
+        self.self_test: SelfTest | EngineError | str | None = PASSED
         """What becomes of the next test: a report, the reason why there is none, or no answer."""
         self.verified: list[Verify] = []
         self._unanswered: list[asyncio.Future[SelfTest]] = []
@@ -234,6 +234,8 @@ class ScriptedEngine:
                 may_use_peft=may_use_peft,
             )
         )
+        if isinstance(self.self_test, EngineError):
+            raise self.self_test
         if isinstance(self.self_test, str):
             raise EngineUnavailable(self.self_test)
         if self.self_test is not None:

@@ -100,3 +100,20 @@ async def test_every_route_of_uploads_is_documented(gateway: Gateway) -> None:
 def test_columns_of_exports_are_the_documented_ones() -> None:
     cells = [row[0] for row in rows("Exports", (DOCS / "billing.md").read_text())]
     assert tuple(re.findall(r"`([a-z_]+)`", " ".join(cells))) == COLUMNS
+
+
+def test_actions_of_the_audit_log_are_the_documented_ones() -> None:
+    documented = re.findall(
+        r"`([a-z.]+)`", " ".join(r[0] for r in rows("Actions of the audit log"))
+    )
+    told: set[str] = set()
+    packages = DOCS.parent
+    for folder in ("adapters/registry", "platform", "tenants"):
+        for path in (packages / folder).rglob("*.py"):
+            text = path.read_text()
+            calls = " ".join(re.findall(r"audit\.append\(.*?\)\n", text, re.DOTALL))
+            told |= set(re.findall(r'"((?:adapter|tenant)\.[a-z.]+)"', calls))
+            for start in re.findall(r'f"([a-z.]+)\{what\}"', calls):
+                ways = re.findall(r'await _tell\([^)]*?"([a-z.]+)"[,)]', text)
+                told |= {start + what for what in ways}
+    assert sorted(documented) == sorted(told)

@@ -1,6 +1,7 @@
 """The commands for adapters' names and life, limits and audit log, as an operator types them."""
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,7 +57,9 @@ def test_an_alias_is_made_flipped_and_rolled_back(acme: Shell) -> None:
     assert "was expected at version 1" in acme.failure(*alias, "@1", "--expected", "1")
     assert "means acme/support@1." in acme.out("adapter", "rollback", "acme/support:prod")
     assert "no version before" in acme.failure("adapter", "rollback", "acme/support:prod")
-    assert acme.out("adapter", "delete", "acme/support:prod") == "acme/support:prod is deleted.\n"
+    delete = ("adapter", "delete", "acme/support:prod")
+    assert acme.out(*delete) == "acme/support:prod is deleted.\n"
+    assert acme.out(*delete) == "There was no alias acme/support:prod.\n"
 
 
 def test_a_canary_is_set_promoted_and_cleared(acme: Shell) -> None:
@@ -86,7 +89,14 @@ def test_without_a_gateway_a_deletion_is_finished_at_once(acme: Shell) -> None:
     assert len(stored(acme)) == 2
     assert acme.out("adapter", "delete", "acme/support@1") == "acme/support@1 is deleted.\n"
     assert len(stored(acme)) == 1
-    acme.out("adapter", "delete", "acme/support", "--force")
+    for alias in ("prod", "test"):
+        acme.out("adapter", "alias", f"acme/support:{alias}", "@2")
+    assert acme.out("adapter", "delete", "acme/support").splitlines() == [
+        "acme/support:prod is deleted.",
+        "acme/support:test is deleted.",
+        "acme/support@2 is deleted.",
+        "acme/support@1 is deleted.",
+    ]
     assert statuses(acme) == ["deleted", "deleted"]
     assert stored(acme) == []
     assert acme.rows("adapter", "list", "acme") == []
@@ -102,6 +112,8 @@ def test_beside_a_gateway_a_deletion_is_left_to_it(acme: Shell) -> None:
     asyncio.run(say())
     said = acme.out("adapter", "delete", "acme/support@1")
     assert "a gateway ends it when its requests end" in said
+    forced = acme.out("adapter", "delete", "acme/support@1", "--force")
+    assert "each gateway ends its requests within about 20 s" in forced
     assert len(stored(acme)) == 2
     assert "deleting" in acme.out("adapter", "list", "acme")
 
@@ -130,8 +142,13 @@ def test_names_of_another_form_are_refused(acme: Shell, arguments: tuple[str, ..
 
 
 def test_what_is_not_there_is_told_in_a_line(acme: Shell) -> None:
-    assert "does not exist" in acme.failure("adapter", "show", "acme/nothing")
-    assert "does not exist" in acme.failure("adapter", "delete", "acme/support@9")
+    for arguments, told in (
+        (("show", "acme/nothing"), "there is no adapter acme/nothing"),
+        (("delete", "acme/support@9"), "there is no version acme/support@9"),
+        (("alias", "acme/support:prod", "@9"), "there is no version acme/support@9"),
+        (("rollback", "acme/support:nope"), "there is no alias acme/support:nope"),
+    ):
+        assert acme.failure("adapter", *arguments) == f"error: {told}\n"
     assert "no tenant" in acme.failure("adapter", "alias", "other/support:prod", "@1")
 
 
@@ -156,7 +173,16 @@ def test_each_limit_can_be_set_shown_and_taken_away(acme: Shell) -> None:
         acme.out("tenant", "set", "acme", f"--{name.replace('_', '-')}", "default")
     (shown,) = acme.rows("tenant", "show", "acme")
     assert shown["limits"] == dict.fromkeys(limits)
-    assert "adapter_max_rank" in acme.out("tenant", "show", "acme")
+    text = acme.out("tenant", "show", "acme")
+    for told in (
+        "concurrency +default",
+        "adapter_max_rank +no limit",
+        "adapter_floor_bytes +none",
+        "adapter_pin_bytes +0",
+    ):
+        assert re.search(told, text), told
+    help_text = " ".join(acme.out("tenant", "set", "--help").replace("│", "").split())
+    assert "half of that memory" in help_text
 
 
 def test_an_empty_list_of_tenants_says_what_to_do(shell: Shell) -> None:
@@ -202,4 +228,13 @@ def test_the_audit_log_tells_what_was_done_and_by_whom(acme: Shell) -> None:
     assert {event["actor"] for event in events} == {"cli"}
     assert len(acme.rows("audit", "list", "--action", "adapter.alias")) == 1
     assert len(acme.rows("audit", "list", "--subject", "acme/support", "--limit", "2")) == 2
-    assert "adapter.alias.point" in acme.out("audit", "list")
+    acme.out("adapter", "delete", "acme/support@2")
+    lines = acme.out("audit", "list").splitlines()
+    for action, told in (
+        ("adapter.alias.point", r"absent → 1$"),
+        ("tenant.limits", r"concurrency \(default → 3\)$"),
+        ("adapter.version.delete ", r"digest=[0-9a-f]{12} mode=drain$"),
+        ("adapter.version.deleted", r"digest=[0-9a-f]{12} bytes_removed=yes$"),
+    ):
+        (line,) = (line for line in lines if action in line)
+        assert re.search(told, line), line

@@ -14,6 +14,7 @@ from tests.platform.test_uploads import files_of
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.errors import AdapterMissing
 from loraplex.adapters.storage import AdapterStore
+from loraplex.engine.errors import AdapterOverCap
 from loraplex.platform.settings import Settings
 from loraplex.tenants import directory
 from loraplex.tenants.audit import Act
@@ -134,6 +135,19 @@ async def test_an_adapter_that_no_worker_can_test_is_not_published(
     assert not is_stored(gateway, inspect(tmp_path / "mine", build.base()).digest)
     gateway.engine.self_test = PASSED
     assert (await upload(gateway, tmp_path)).status_code == 201
+
+
+async def test_an_adapter_over_the_tenants_cap_is_told_the_limit_and_is_no_mismatch(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    told = "the adapter needs 9 bytes, and its tenant may hold 8 (adapter_cap_bytes)"
+    gateway.engine.self_test = AdapterOverCap(told, "model")
+    response = await upload(gateway, tmp_path)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "adapter_too_large")
+    assert error["message"] == f"T{told[1:]}."
+    assert await listed(gateway) == []
+    assert not is_stored(gateway, inspect(tmp_path / "mine", build.base()).digest)
 
 
 @pytest.mark.parametrize("self_test", ["reference"])

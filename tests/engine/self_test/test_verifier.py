@@ -11,8 +11,9 @@ from tests import tiny_models
 from tests.engine.self_test.world import Options, World, running
 
 from loraplex.adapters.weights import AdapterWeights
-from loraplex.engine.errors import EngineUnavailable
+from loraplex.engine.errors import AdapterOverCap, EngineUnavailable
 from loraplex.engine.protocol import Sampling, Submit, Tokens
+from loraplex.engine.residency_protocol import Pins
 from loraplex.engine.runner import ModelRunner
 
 
@@ -94,6 +95,28 @@ async def test_numbers_that_are_not_finite_are_no_answer(
         report = await world.verify(adapter)
     assert not report.passed
     assert "not finite" in report.detail
+
+
+@pytest.mark.parametrize(
+    ("options", "caps", "error", "told"),
+    [
+        (Options(), {"acme": 1}, AdapterOverCap, r"may hold 1 \(adapter_cap_bytes\)"),
+        (Options(adapter_bytes=1), {}, EngineUnavailable, "could not be tested: .* promised"),
+    ],
+)
+async def test_what_the_worker_may_not_or_cannot_hold_is_not_compared(
+    runner: ModelRunner,
+    adapter: Path,
+    tmp_path: Path,
+    options: Options,
+    caps: dict[str, int],
+    error: type[Exception],
+    told: str,
+) -> None:
+    async with running(runner, tmp_path, options) as world:
+        world.client.pin(Pins(version=1, pinned=(), floors={}, caps=caps))
+        with pytest.raises(error, match=told):
+            await world.verify(adapter)
 
 
 async def test_an_adapter_that_changes_nothing_passes_and_is_told(

@@ -44,6 +44,7 @@ class Options:
     peft: dict[str, object] = field(default_factory=dict)
     """Arguments of `PeftOracle`."""
     patience_s: float = 60.0
+    adapter_bytes: int = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class World:
         sizes = PoolSizes(
             num_blocks=NUM_BLOCKS,
             kv_bytes=0,
-            adapter_bytes=100_000_000,
+            adapter_bytes=options.adapter_bytes,
             max_model_len=model.max_model_len,
         )
         parts = compose_engine(settings, model, runner, sizes, export_tokenizer(model.path)[0])

@@ -78,13 +78,14 @@ async def publish(
     begun = begun or await _begin(resources, tenant_id, name, folder)
     act = Act(actor, resources.now())
     try:
-        async with resources.checks:
-            checked = await check_adapter(resources, tenant_id, folder)
-        return await _store_and_publish(resources, act, tenant_id, name, checked, begun)
-    except CheckpointInvalid as error:
-        await _tell_rejection(resources, act, tenant_id, name, begun, error)
-        raise
-    except BaseException:
+        try:
+            async with resources.checks:
+                checked = await check_adapter(resources, tenant_id, folder)
+            return await _store_and_publish(resources, act, tenant_id, name, checked, begun)
+        except CheckpointInvalid as error:
+            await _tell_rejection(resources, act, tenant_id, name, begun, error)
+            raise
+    except BaseException:  # changes none that is told as rejected, but one whose telling failed
         async with resources.database.session() as session:
             await uploads.end(session, begun.id, begun.retry_as, resources.now())
         raise

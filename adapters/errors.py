@@ -12,12 +12,10 @@ AdapterError
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
-class Problem(NamedTuple):
-    """One reason to refuse a checkpoint."""
-
+class _Fields(NamedTuple):
     field: str
     """A field of the config, a tensor, a module or a file."""
     value: str
@@ -25,12 +23,26 @@ class Problem(NamedTuple):
     reason: str
     """What is wrong with it, and the remedy where there is one."""
 
+
+class Problem(_Fields):
+    """One reason to refuse a checkpoint."""
+
+    __slots__ = ()
+
+    def __new__(cls, field: str, value: str, reason: str) -> Self:
+        """Take texts that may hold half of a surrogate pair, which is escaped."""
+        return super().__new__(cls, *map(_encodable, (field, value, reason)))
+
     def __str__(self) -> str:
         return (
             f"{self.field} is {self.value}: {self.reason}"
             if self.value
             else (f"{self.field}: {self.reason}")
         )
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def told(problems: Sequence[Problem]) -> dict[str, object]:

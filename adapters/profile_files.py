@@ -172,10 +172,14 @@ class _Reader:
 
     def _named_default(self, templates: list[object]) -> object:
         """Of several templates by name the one that is served."""
-        named = {t.get("name"): t.get("template") for t in templates if isinstance(t, dict)}
+        named = {
+            t["name"]: t.get("template")
+            for t in templates
+            if isinstance(t, dict) and isinstance(t.get("name"), str)
+        }
         if len(named) != len(templates):
             self._refuse(TOKENIZER_CONFIG_FILE, "chat_template is no list of names and templates")
-        for name in sorted(map(str, named.keys() - {"default"})):
+        for name in sorted(named.keys() - {"default"}):
             reason = f"chat_template {name[:60]!r} is never used; remove all but 'default'"
             self._refuse(TOKENIZER_CONFIG_FILE, reason)
         return named.get("default")
@@ -258,9 +262,10 @@ class _Reader:
         if not is_number or (kind is int and value != int(value)):  # type: ignore[call-overload]
             self._refuse_setting(name, value, "must be a number")
             return None
-        number: float = kind(value)
-        if not low <= number <= high or (number == low and not is_closed):
+        # Before the conversion, which overflows for some whole numbers.
+        if not low <= value <= high or (value == low and not is_closed):  # type: ignore[operator]
             bound = "" if is_closed else "above "
             self._refuse_setting(name, value, f"must be {bound}{low} to {high}")
             return None
+        number: float = kind(value)
         return number

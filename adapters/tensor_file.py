@@ -133,8 +133,6 @@ def _entry(name: str, spec: _Spec, data_start: int) -> TensorEntry:
         raise ValueError(f"tensor {name[:200]!r} has an impossible size or offset")
     if len(name) > MAX_NAME_CHARS:
         raise ValueError(f"tensor {name[:200]!r} has a name of {len(name)} characters")
-    if not _is_unicode(name):
-        raise ValueError(f"tensor {name[:200]!r} has a name that is not Unicode")
     num_bytes = math.prod(spec.shape) * _ITEM_BYTES[spec.dtype]
     if end - begin != num_bytes:
         raise ValueError(
@@ -142,11 +140,6 @@ def _entry(name: str, spec: _Spec, data_start: int) -> TensorEntry:
             f"{end - begin}"
         )
     return TensorEntry(name, spec.dtype, tuple(spec.shape), data_start + begin, num_bytes)
-
-
-def _is_unicode(name: str) -> bool:
-    """False where JSON escapes half a surrogate pair, which no encoding has."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _check_tiling(file_name: str, entries: list[TensorEntry], start: int, end: int) -> None:

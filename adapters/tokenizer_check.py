@@ -98,7 +98,7 @@ def _canonical(part: object) -> object:
     kept = {k: v for k, v in part.items() if k not in _DEFAULTS or v != _DEFAULTS[k]}
     merges = kept.get("merges")
     if isinstance(merges, list):
-        kept["merges"] = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges]
+        kept["merges"] = [m.split(" ") if isinstance(m, str) else m for m in merges]
     return kept
 
 

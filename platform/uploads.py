@@ -80,15 +80,16 @@ async def publish(
     check_name(name)
     begun = begun or await _begin(resources, tenant_id, name, folder)
     try:
-        async with resources.checks:
-            await _check_announced(folder, begun.sha256)
-            checked = await check_adapter(resources, tenant_id, folder)
-        return await _store_and_publish(resources, actor, tenant_id, name, checked, begun)
-    except CheckpointInvalid as error:
-        act = Act(actor, resources.now())
-        await _tell_rejection(resources, act, tenant_id, name, begun, error)
-        raise
-    except BaseException:
+        try:
+            async with resources.checks:
+                await _check_announced(folder, begun.sha256)
+                checked = await check_adapter(resources, tenant_id, folder)
+            return await _store_and_publish(resources, actor, tenant_id, name, checked, begun)
+        except CheckpointInvalid as error:
+            act = Act(actor, resources.now())
+            await _tell_rejection(resources, act, tenant_id, name, begun, error)
+            raise
+    except BaseException:  # changes none that is told as rejected, but one whose telling failed
         async with resources.database.session() as session:
             await uploads.end(session, begun.id, begun.retry_as, resources.now())
         raise

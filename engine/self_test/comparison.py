@@ -43,6 +43,11 @@ TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
 the largest logit in float32, and 0.008 in bfloat16."""
 
 
+MAX_PLAUSIBLE_LOGIT = 1e4
+"""Language models' are below some hundreds. Tolerances grow with it, so that beyond it they would
+allow any log-probability."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedTokens:
     """What the served path drew after one prompt, greedily."""
@@ -91,6 +96,14 @@ def compare(
     positions = [position for of_prompt in reference for position in of_prompt]
     if not all(position.is_finite for position in positions):
         return unfit("the reference computes numbers that are not finite", len(positions))
+    num_compared = sum(not tolerance.is_close_call(position) for position in positions)
+    largest = max(position.max_abs_logit for position in positions)
+    if not num_compared and largest > MAX_PLAUSIBLE_LOGIT:
+        return unfit(
+            f"nothing could be compared: logits with the adapter reach {largest:.3g}, and the two "
+            "largest are never further apart than rounding may move them",
+            len(positions),
+        )
     faults = list(_faults(served, reference, tolerance))
     diffs = [
         abs(position.logprob - logprob)
@@ -101,9 +114,9 @@ def compare(
     allowed = max(map(tolerance.allowed, positions))
     return Comparison(
         passed=not faults,
-        detail=faults[0] if faults else _remark(change, allowed),
+        detail=faults[0] if faults else _remark(num_compared, change, allowed),
         num_tokens=len(positions),
-        num_compared=sum(not tolerance.is_close_call(position) for position in positions),
+        num_compared=num_compared,
         max_abs_logprob_diff=max(diffs, default=0.0),
         tolerance=allowed,
         max_abs_change=change,
@@ -154,7 +167,21 @@ def _fault(
     return None
 
 
-def _remark(change: float, allowed: float) -> str:
+def _remark(num_compared: int, change: float, allowed: float) -> str:
+    remarks = (_remark_on_tokens(num_compared), _remark_on_change(change, allowed))
+    return "; ".join(filter(None, remarks))
+
+
+def _remark_on_tokens(num_compared: int) -> str:
+    if num_compared:
+        return ""
+    return (
+        "no token could be compared, only log-probabilities: at each place the reference's two "
+        "largest logits are so close that rounding may choose"
+    )
+
+
+def _remark_on_change(change: float, allowed: float) -> str:
     if change == 0:
         return "the adapter changes nothing on the test prompts"
     if change <= allowed or math.isclose(change, allowed):

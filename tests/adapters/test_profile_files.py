@@ -1,13 +1,17 @@
 """What adapters bring beside their weights: kept where it differs from the base's, or refused."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.platform.tiny_model import CHAT_TEMPLATE, model_info
 from tokenizers import AddedToken, Tokenizer
 
+from loraplex.adapters.errors import Problem
 from loraplex.adapters.profile import Profile, decode
 from loraplex.adapters.profile_files import BaseWays, ReadProfile, read_profile_files
 
@@ -219,3 +223,80 @@ def test_a_profile_is_written_alike_and_read_back(tmp_path: Path) -> None:
     activated = msgspec.structs.replace(profile, invocation_tokens=(1, 2))
     assert activated.kept() == profile.kept()
     assert Profile(invocation_tokens=(1,)).kept() is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("generation_config.json", b'{"\\ud800": 1}', "surrogate"),
+        ("tokenizer.json", tokenizer(**{"\ud800": 1}), "surrogate"),
+        (
+            "tokenizer_config.json",
+            b'{"\\ud800_token": "x", "chat_template": "{{messages}}"}',
+            "surrogate",
+        ),
+        ("generation_config.json", b'{"do_sample": true, "top_k": 1e400}', "too large"),
+        ("generation_config.json", b'{"temperature": 1%s}' % (b"0" * 400), "must be 0 to 2"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": [], "template": {}}]}', "no list"),
+        ("tokenizer.json", tokenizer(model={"merges": [1]}), "its model is not"),
+    ],
+)
+def test_what_no_text_or_number_can_be_is_refused(
+    tmp_path: Path, file: str, content: bytes, words: str
+) -> None:
+    (tmp_path / file).write_bytes(content)
+    assert words in str(read_profile_files(tmp_path, BASE).problems[0])
+
+
+def test_a_problem_can_be_sent_whatever_it_names() -> None:
+    assert str(Problem("a\ud800", "\udfff", "é")) == "a\\ud800 is \\udfff: é"
+
+
+WORDS = st.text(st.characters(exclude_categories=()), max_size=5)
+NUMBERS = st.integers() | st.floats() | st.sampled_from([10**400, -(10**400), 1, 0, 329, 330])
+SCALARS = st.none() | st.booleans() | NUMBERS | WORDS
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def objects(fields: str, **special: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    """Objects with any values in the fields, and with any others."""
+    known = {name: special.get(name, JSON) for name in fields.split()}
+    others = st.dictionaries(WORDS, JSON, max_size=1)
+    return st.builds(dict.__or__, others, st.fixed_dictionaries({}, optional=known))
+
+
+TOKEN = objects("id content special single_word")
+TEMPLATES = JSON | st.lists(objects("name template"), max_size=2)
+CONTENTS = {
+    "generation_config.json": objects(
+        "temperature top_p top_k min_p repetition_penalty do_sample eos_token_id num_beams"
+    ),
+    "tokenizer_config.json": objects("chat_template eos_token", chat_template=TEMPLATES),
+    "special_tokens_map.json": objects("eos_token", eos_token=TOKEN),
+    "added_tokens.json": objects("x"),
+    "tokenizer.json": objects(
+        "model decoder added_tokens post_processor",
+        model=objects("type vocab merges"),
+        added_tokens=JSON | st.lists(TOKEN, max_size=2),
+    ),
+}
+
+
+@settings(max_examples=200)
+@given(
+    st.fixed_dictionaries({}, optional={name: each | JSON for name, each in CONTENTS.items()}),
+    st.booleans(),
+)
+def test_no_file_makes_reading_fail(files: dict[str, object], extends: bool) -> None:
+    if extends and isinstance(changes := files.get("tokenizer.json"), dict):
+        files["tokenizer.json"] = json.loads(MODEL.tokenizer_json) | changes
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_text(json.dumps(content))
+        found = read_profile_files(Path(folder), BASE)
+    assert decode(found.profile.encoded()) == found.profile
+    assert all(str(problem).encode() for problem in found.problems)

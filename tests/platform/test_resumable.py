@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from loraplex.adapters.registry import uploads
 from loraplex.platform import resumable
 from loraplex.platform.app import create_app
 from loraplex.platform.settings import Settings
+from loraplex.tenants import audit
 
 NAMES = (CONFIG_FILE, TENSORS_FILE)
 
@@ -166,6 +168,21 @@ async def test_a_rejected_upload_is_listed_with_its_problems(
     assert {"field", "value", "reason"} == set(shown["problems"][0])
     assert any("zzz" in problem["field"] for problem in shown["problems"])
     assert leftovers(gateway) == []
+
+
+async def test_an_upload_whose_rejection_cannot_be_noted_may_be_completed_again(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build.save(tmp_path / "bad", {"use_qalora": True})
+    files = {name: (folder / name).read_bytes() for name in NAMES}
+    upload = await begun(gateway, files)
+    await send(gateway, upload, files)
+    with monkeypatch.context() as patched:
+        patched.setattr(audit, "append", AsyncMock(side_effect=ValueError))
+        assert (await complete(gateway, upload)).status_code == 500
+    assert (await state(gateway, upload))["status"] == "uploading"
+    assert (await complete(gateway, upload)).status_code == 400
+    assert (await state(gateway, upload))["status"] == "rejected"
 
 
 async def test_a_cancelled_upload_is_over(gateway: Gateway, checkpoint: dict[str, bytes]) -> None:

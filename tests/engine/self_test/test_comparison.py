@@ -61,6 +61,16 @@ def test_rounding_may_choose_between_two_that_are_as_likely() -> None:
     found = compare(served((8, -1.0)), [[position(margin=0.00009)]], FLOAT32)
     assert found.passed
     assert found.num_compared == 0
+    assert found.detail.startswith("no token could be compared")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_logits_beyond_all_measure_that_leave_nothing_to_compare_fail(dtype: str) -> None:
+    huge = position(margin=0.0, max_abs_logit=1e18)
+    found = compare(served((8, -90.0)), [[huge]], TOLERANCES[dtype])
+    assert not found.passed
+    assert found.detail.startswith("nothing could be compared: logits with the adapter reach 1e+18")
+    assert (found.num_tokens, found.num_compared) == (1, 0)
 
 
 def test_the_margin_of_other_types_grows_with_the_logits() -> None:

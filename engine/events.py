@@ -148,8 +148,9 @@ class Events:
 
 def _told(error: RequestRefused | EngineOverloaded) -> tuple[RejectionCode, str, float | None]:
     """Code, field and seconds until another try."""
+    if isinstance(error, AdapterOverCap):
+        return "over_cap", error.field, None
     if isinstance(error, RequestRefused):
-        code = "over_cap" if isinstance(error, AdapterOverCap) else "refused"
-        return code, error.field, None
+        return "refused", error.field, None
     is_late = isinstance(error, DeadlineUnreachable)
     return "late" if is_late else "overloaded", "", error.retry_after_s

@@ -161,8 +161,8 @@ def _read_tensors(directory: Path, limits: Limits) -> tuple[tuple[TensorEntry, .
     path = directory / TENSORS_FILE
     problems = [
         Problem(file.name, "", "a pickle file can run code when read; save with safetensors")
-        for file in sorted(directory.glob("adapter_model.*"))
-        if file.suffix in PICKLES
+        for file in sorted(directory.glob("*"))
+        if file.name.lower().startswith("adapter_model.") and file.suffix.lower() in PICKLES
     ]
     try:
         size = path.stat().st_size

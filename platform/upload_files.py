@@ -24,4 +24,4 @@ def check_files(names: Set[str]) -> None:
 def is_pickle(name: str) -> bool:
     """True for weights of an adapter in a form that is not taken."""
     path = PurePosixPath(name)
-    return path.stem == "adapter_model" and path.suffix in PICKLES
+    return path.stem.lower() == "adapter_model" and path.suffix.lower() in PICKLES

@@ -1,9 +1,12 @@
 """Routes of an adapter's life: shown, retired, restored, pinned, deleted. For both APIs."""
 
+import re
 from typing import Annotated, Literal
 
 import fastapi
 from fastapi import APIRouter, Depends, Path
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from loraplex.adapters.registry import life_cycle, pins, registry
 from loraplex.platform.api.adapter_owner import AdapterOwner, OwnerOf, show_adapter, show_version
@@ -12,7 +15,15 @@ from loraplex.platform.api.paging import Listing, Page, Query, listing
 from loraplex.platform.api.views import AdapterVersionView
 from loraplex.platform.deps import ServicesOf
 
-Number = Annotated[int, Path(ge=1, le=999_999_999)]
+
+def _digits(text: object) -> object:
+    """Refuse other ways to write a number, so that each version has one URL."""
+    if not re.fullmatch("[1-9][0-9]*", str(text)):
+        raise PydanticCustomError("digits", "must be digits without a leading zero")
+    return text
+
+
+Number = Annotated[int, BeforeValidator(_digits), Path(ge=1, le=999_999_999)]
 VERSION = "/{name}/versions/{number}"
 
 

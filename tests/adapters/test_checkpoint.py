@@ -71,9 +71,10 @@ def test_a_missing_file_is_named(folder, name):
     assert name in problem(folder)
 
 
-def test_pickled_weights_are_refused_even_beside_safetensors(folder):
+@pytest.mark.parametrize("name", ["adapter_model.bin", "Adapter_Model.BIN"])
+def test_pickled_weights_are_refused_even_beside_safetensors(folder, name):
     build.save(folder)
-    (folder / "adapter_model.bin").touch()
+    (folder / name).touch()
     assert "pickle" in problem(folder)
 
 

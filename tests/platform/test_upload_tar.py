@@ -139,6 +139,7 @@ def test_all_forms_of_archives_are_read_alike(tmp_path: Path, form: int) -> None
         ("sparse", tarfile.GNUTYPE_SPARSE, "sparse"),
         ("odd", b"Z", "unknown kind"),
         ("adapter_model.bin", tarfile.REGTYPE, "safetensors"),
+        ("adapter_model.BIN", tarfile.REGTYPE, "safetensors"),
         ("sub/adapter_config.json", tarfile.REGTYPE, "twice"),
         ("adapter_config.json", tarfile.REGTYPE, "twice"),
     ],

@@ -259,11 +259,11 @@ class _Reader:
         if value is None:
             return None
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or (kind is int and value != int(value)):  # type: ignore[call-overload]
+        if not is_number or (kind is int and value != int(value)):  # type: ignore[call-overload]  # is_number says it
             self._refuse_setting(name, value, "must be a number")
             return None
         # Before the conversion, which overflows for some whole numbers.
-        if not low <= value <= high or (value == low and not is_closed):  # type: ignore[operator]
+        if not low <= value <= high or (value == low and not is_closed):  # type: ignore[operator]  # as above
             bound = "" if is_closed else "above "
             self._refuse_setting(name, value, f"must be {bound}{low} to {high}")
             return None

@@ -84,7 +84,7 @@ class AdaptedParameters(nn.Module):
             raise RuntimeError(f"{names} got {num_rows} rows, not {body.num_rows}")
         return found
 
-    def _changed(self, rows: ExpertRows, inputs: Sequence[Tensor]) -> Any:  # noqa: ANN401
+    def _changed(self, rows: ExpertRows, inputs: Sequence[Tensor]) -> Any:  # noqa: ANN401  what torch modules return
         """Of one adapter's rows, with parameters made for them."""
         start, end, pairs = rows
         is_transposed = getattr(self.base, "is_transposed", False)
@@ -140,7 +140,7 @@ def route(experts: nn.Module, inputs: Sequence[Tensor], adapted: Sequence[Expert
 class _Layers:
     """The two layers of each expert."""
 
-    def __init__(self, experts: Any, adapted: Sequence[ExpertRows]) -> None:  # noqa: ANN401
+    def __init__(self, experts: Any, adapted: Sequence[ExpertRows]) -> None:  # noqa: ANN401  modules of many classes
         self._experts = experts
         self._adapted = adapted
         self._bounds = torch.tensor([[start, end] for start, end, _ in adapted])

@@ -54,7 +54,7 @@ class AdapterSource(Protocol):
         """Read an adapter into the host's memory and verify it; raises what goes wrong."""
         ...
 
-    def place(self, on_host: Any, on_layer: Callable[[int, int], None]) -> Any:  # noqa: ANN401
+    def place(self, on_host: Any, on_layer: Callable[[int, int], None]) -> Any:  # noqa: ANN401  each source has its own
         """Copy what was read to the device, as steps use it; `on_layer` takes how many layers are
         there, and of how many."""
         ...

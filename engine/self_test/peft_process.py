@@ -116,7 +116,7 @@ def _step_back(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     Path("/proc/self/oom_score_adj").write_text("1000")
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers has no types here
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers has no types here
     warnings.simplefilter("ignore")
 
 

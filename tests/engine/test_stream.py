@@ -182,7 +182,7 @@ async def test_what_the_scheduler_refuses_reaches_the_caller_as_its_error(
         with pytest.raises(RequestRefused) as refused:
             await collect(client, build.submit("a", num_prompt_tokens=5000))
         assert refused.value.field == "max_tokens"
-        with pytest.raises(RequestRefused, match="for adapters"):
+        with pytest.raises(RequestRefused, match="needs 11 bytes"):
             await collect(client, build.submit("b", adapter="x" * 11))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from loraplex.engine.frames import Security, TcpAddress
 from loraplex.engine.mailbox import Mailbox
-from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Welcome
+from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Verified, Verify, Welcome
 from loraplex.engine.stream import StreamServer
 
 MODEL = ModelInfo(
@@ -22,13 +22,17 @@ MODEL = ModelInfo(
 )
 
 
+async def _not_asked(verify: Verify) -> Verified:
+    raise AssertionError(verify)
+
+
 class IdleWorker(StreamServer):
     """Says when a gateway has been welcomed."""
 
     def __init__(self, security: Security) -> None:
         self.welcomed = asyncio.Event()
         welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(4), model=MODEL)
-        super().__init__(Mailbox(), welcome, security, str)
+        super().__init__(Mailbox(), welcome, security, str, _not_asked)
 
     async def _greet(self, reader: StreamReader, gateway: Any) -> bool:
         greeted = await super()._greet(reader, gateway)

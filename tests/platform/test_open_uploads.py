@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.platform.conftest import NOW, Gateway
-from tests.platform.test_resumable import begin, begun, leftovers, state
+from tests.platform.test_resumable import NAMES, begin, begun, leftovers, patch, state
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
 from loraplex.adapters.registry import uploads
@@ -60,3 +60,23 @@ async def test_an_upload_whose_check_died_counts_for_nobody(gateway: Gateway) ->
         async with gateway.resources.database.session() as session:
             assert await uploads.claim(session, gateway.tenant.id, upload, NOW, NOW)
     await begun(gateway, sizes)
+
+
+async def test_uploads_that_come_at_a_time_are_bounded(gateway: Gateway) -> None:
+    sizes = {NAMES[0]: 10, NAMES[1]: 10}
+    upload = await begun(gateway, sizes)
+    with (
+        gateway.resources.upload_slots.taken(gateway.tenant.id),
+        gateway.resources.upload_slots.taken(gateway.tenant.id),
+        gateway.resources.upload_slots.taken(gateway.tenant.id),
+    ):
+        answer = await patch(gateway, upload, NAMES[0], 0, b"x")
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
+        _, key = await gateway.make_tenant("other")
+        other = await gateway.client.post(
+            "/v1/adapters/uploads",
+            json={"name": "a", "files": sizes},
+            headers={"authorization": f"Bearer {key}"},
+        )
+        assert other.status_code == 201
+    assert (await patch(gateway, upload, NAMES[0], 0, b"x")).status_code == 204

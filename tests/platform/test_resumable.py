@@ -388,23 +388,3 @@ async def test_what_came_before_a_connection_broke_stays(
                 continue
             break
     assert answer.headers["upload-offset"] == "500000"
-
-
-async def test_uploads_that_come_at_a_time_are_bounded(gateway: Gateway) -> None:
-    sizes = {NAMES[0]: 10, NAMES[1]: 10}
-    upload = await begun(gateway, sizes)
-    with (
-        gateway.resources.upload_slots.taken(gateway.tenant.id),
-        gateway.resources.upload_slots.taken(gateway.tenant.id),
-        gateway.resources.upload_slots.taken(gateway.tenant.id),
-    ):
-        answer = await patch(gateway, upload, NAMES[0], 0, b"x")
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
-        _, key = await gateway.make_tenant("other")
-        other = await gateway.client.post(
-            "/v1/adapters/uploads",
-            json={"name": "a", "files": sizes},
-            headers={"authorization": f"Bearer {key}"},
-        )
-        assert other.status_code == 201
-    assert (await patch(gateway, upload, NAMES[0], 0, b"x")).status_code == 204

@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ WALL_FACTOR = 20.0
 """A process that has not answered after so many times its processor time is ended."""
 START_S = 60.0
 """Time that a new process gets besides, to load what it needs."""
+END_S = 5.0
+"""Time that a process gets to end once it has closed its pipes."""
 MIN_MAX_CHARS = 64 * 1024
 GROWTH = 16
 """A conversation may grow this many times when it is rendered, beyond what any may have."""
@@ -102,7 +104,7 @@ class TemplateProcesses:
             try:
                 reply = await self._exchange(process, asked)
             except (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError):
-                status = await self._end(process)
+                status = await self._status_of(process)
                 if status != -signal.SIGPROF:
                     _log.warning("a template's process ended with status %d", status)
                     return None
@@ -174,6 +176,14 @@ class TemplateProcesses:
         )
         self._all.add(process)
         return process
+
+    async def _status_of(self, process: Process) -> int:
+        """Status of a process that has closed its pipes, which ends by itself as a rule. Python
+        takes the status of a dead process away from us when we send it a signal."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await process.wait()
+        return await self._end(process)
 
     async def _end(self, process: Process) -> int:
         """Kill it, if need be; return its status, negative for a signal."""

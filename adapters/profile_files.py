@@ -258,12 +258,14 @@ class _Reader:
         kind, low, high, is_closed = _RANGES[name]
         if value is None:
             return None
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or (kind is int and value != int(value)):  # type: ignore[call-overload]  # is_number says it
+        if isinstance(value, bool) or not isinstance(value, int | float):
             self._refuse_setting(name, value, "must be a number")
             return None
+        if kind is int and value != int(value):
+            self._refuse_setting(name, value, "must be a whole number")
+            return None
         # Before the conversion, which overflows for some whole numbers.
-        if not low <= value <= high or (value == low and not is_closed):  # type: ignore[operator]  # as above
+        if not low <= value <= high or (value == low and not is_closed):
             bound = "" if is_closed else "above "
             self._refuse_setting(name, value, f"must be {bound}{low} to {high}")
             return None

@@ -142,7 +142,7 @@ def test_all_patterns_of_an_adapter_are_solved_by_one_process(monkeypatch):
     queries = [Query(Kind.FULL, "(?!a).*"), Query(Kind.SUFFIX, "(?=b)b"), Query(Kind.LAYERS, "h+")]
     calls = []
     run = pattern_process.subprocess.run
-    spy = lambda *given, **named: calls.append(given) or run(*given, **named)  # noqa: E731
+    spy = lambda *given, **named: calls.append(given) or run(*given, **named)  # noqa: E731  one line
     monkeypatch.setattr(pattern_process.subprocess, "run", spy)
     paths = ["a", "b", "x.h.1.b"]
     matcher = Matcher.of([*queries, *queries], paths)

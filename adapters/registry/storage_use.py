@@ -32,12 +32,6 @@ class Sized(Protocol):
         """Of its tensors."""
 
 
-async def stored_bytes(session: AsyncSession, tenant_id: str) -> int:
-    """Bytes of a tenant's adapters that are not deleted, equal ones once."""
-    sizes = await _sizes(session, tenant_id)
-    return sum(sizes.values())
-
-
 async def check_limits(session: AsyncSession, tenant_id: str, adapter: Sized) -> None:
     """Refuse an adapter that the tenant's limits do not let in; until this transaction ends, no
     other of its adapters is let in.

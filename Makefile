@@ -1,18 +1,19 @@
 # One-word tasks; CI and pre-commit call the same ones.
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DB_TESTS := tests/services tests/tenants tests/adapters/test_registry.py $(wildcard tests/contracts/test_quotas*.py) \
   $(patsubst %,tests/platform/test_%.py,cli_data ledger_writer models settlement settlement_at_worst shared_stores)
 PACKAGES := adapters engine kernels platform tenants migrations
 
-.PHONY: serve test helm-test kernel-test gpu-check check fmt bench setup clean test-db console-test screenshots
+.PHONY: serve test helm-test kernel-test gpu-check check fmt bench setup clean test-db race-test crash-test console-test screenshots
 
 serve: .venv/.serve ## serve the demo: everything is installed first
 	@$(BIN)/loraplex serve $(ARGS)
 
-test: .venv/.test .venv/.browser .venv/.compiler ## the whole test suite
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/.test .venv/.browser .venv/.compiler ## the whole test suite, by WORKERS processes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
 
 helm-test: .venv/.test ## the chart's tests alone
 	$(BIN)/python -m pytest tests/helm $(ARGS)
@@ -20,11 +21,18 @@ helm-test: .venv/.test ## the chart's tests alone
 kernel-test: .venv/.test .venv/.compiler ## the kernels alone, those for GPUs by Triton's interpreter
 	$(BIN)/python -m pytest tests/kernels $(ARGS)
 
-gpu-check: ## on a machine with a GPU, with a PYTHON that has torch for it: tests, then timings
-	PYTHON=$(PYTHON) .ci/gpu-check
+gpu-check: ## on a machine with a GPU, with a PYTHON that has torch for it; ARGS='--out docs/benchmarks'
+	@PYTHON=$(PYTHON) .ci/gpu-check $(ARGS)
 
 test-db: .venv/.test ## what touches a store: on SQLite and PostgreSQL, in memory and in Valkey
 	$(BIN)/python -m pytest $(DB_TESTS) $(ARGS)
+
+race-test: .venv/.test ## quotas: 20,000 calls of 8 processes against one store
+	RACE_CALLS=20000 $(BIN)/python -m pytest tests/tenants/test_quota_race.py $(ARGS)
+
+crash-test: .venv/.test ## kills processes and stores while requests run; ROUNDS=200 SEED=1
+	CRASH_ROUNDS=$(or $(ROUNDS),200) CRASH_SEED=$(or $(SEED),1) \
+	  $(BIN)/python -m pytest tests/crash $(ARGS)
 
 check: .venv/.test ## format, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -79,7 +87,7 @@ clean: ## remove what was installed and cached
 	@touch $@
 
 .venv/.compiler: | .venv/bin/python
-	@command -v c++ >/dev/null || command -v clang++ >/dev/null || \
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || \
 	  $(call debian,g++,the tests of the compiled kernel need a C++ compiler)
 	@touch $@
 

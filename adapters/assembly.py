@@ -1,6 +1,6 @@
 """Makes of a checkpoint's tensors what the engine computes with, module by module."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -43,10 +43,11 @@ class Assembly:
         """Why it does not fit the base; it is whole only if there are none."""
 
     @torch.inference_mode()
-    def modules(self) -> dict[str, Assembled]:
-        """All that it does, by path."""
+    def modules(self, paths: Iterable[str]) -> dict[str, Assembled]:
+        """All that it does at some modules, by path."""
         found = {}
-        for path, module in self._layout.modules.items():
+        for path in paths:
+            module = self._layout.modules[path]
             self._compare(path, module)
             self._check_saved(path, module)
             if not self.problems:

@@ -14,6 +14,7 @@ from loraplex.adapters.tensor_file import TensorEntry
 
 _DOMAIN = b"loraplex adapter 1\x00"
 _PROFILE_DOMAIN = b"loraplex adapter with profile 1\x00"
+_BATCH_BYTES = 512 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -22,13 +23,31 @@ class AdapterHash:
 
     def __init__(self, config: AdapterConfig) -> None:
         self._sha256 = hashlib.sha256(_DOMAIN)
-        self._add_prefixed(canonical_config(config))
+        self._sha256.update(_prefixed(canonical_config(config)))
 
     def start_tensor(self, entry: TensorEntry) -> None:
         """Add name, dtype and shape; the tensor's bytes follow through `add_bytes`."""
-        self._add_prefixed(entry.name.encode())
-        self._add_prefixed(entry.dtype.encode())
-        self._add_numbers([len(entry.shape), *entry.shape, entry.num_bytes])
+        self._sha256.update(tensor_prefix(entry))
+
+    def add_tensors(self, tensors: Iterable[tuple[bytes, memoryview]]) -> None:
+        """Add tensors whole: what `tensor_prefix` makes of each, and its bytes.
+
+        Small ones are hashed together: hashlib lets other threads run only while it hashes more
+        than a few KiB, and to get the interpreter back from them takes its time.
+        """
+        batch: list[bytes | memoryview] = []
+        num_bytes = 0
+        for prefix, data in tensors:
+            batch.append(prefix)
+            if len(data) < _BATCH_BYTES:
+                batch.append(data)
+                num_bytes += len(data)
+            if max(num_bytes, len(data)) >= _BATCH_BYTES:
+                self._sha256.update(b"".join(batch))
+                batch, num_bytes = [], 0
+                if len(data) >= _BATCH_BYTES:
+                    self._sha256.update(data)
+        self._sha256.update(b"".join(batch))
 
     def add_bytes(self, chunk: bytes | bytearray | memoryview) -> None:
         """Add the next bytes of the tensor, in the file's row-major little-endian order."""
@@ -38,12 +57,19 @@ class AdapterHash:
         """64 lower-case hexadecimal digits."""
         return self._sha256.hexdigest()
 
-    def _add_prefixed(self, data: bytes) -> None:
-        self._add_numbers([len(data)])
-        self._sha256.update(data)
 
-    def _add_numbers(self, numbers: Iterable[int]) -> None:
-        self._sha256.update(b"".join(number.to_bytes(8, "little") for number in numbers))
+def tensor_prefix(entry: TensorEntry) -> bytes:
+    """What the digest takes of a tensor before its bytes: name, dtype and shape."""
+    sizes = _numbers([len(entry.shape), *entry.shape, entry.num_bytes])
+    return _prefixed(entry.name.encode()) + _prefixed(entry.dtype.encode()) + sizes
+
+
+def _prefixed(data: bytes) -> bytes:
+    return _numbers([len(data)]) + data
+
+
+def _numbers(numbers: Iterable[int]) -> bytes:
+    return b"".join(number.to_bytes(8, "little") for number in numbers)
 
 
 def canonical_config(config: AdapterConfig) -> bytes:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from loraplex.adapters.demand import Demand
 from loraplex.adapters.eviction import Eviction, LeastWorth
+from loraplex.adapters.reservations import Granted, Promises, Reservations
 from loraplex.adapters.residency_counts import Cause
+from loraplex.adapters.room import Room
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.tier import Entry, Tier
 
@@ -34,12 +36,16 @@ class HostCopies:
     """The tier between store and device. It never stands in the way: what finds no room is read,
     used and not kept.
 
+    Floors and caps hold here as on the device: a floor's copies leave for others' reads no more, a
+    tenant at its cap gives up its own first, and what alone exceeds the cap is not kept.
+
     A copy is leased while it is read from the store, and while it is copied to the device.
     """
 
     def __init__(self, memory: HostMemory | None) -> None:
         """None keeps nothing."""
         self._tier = Tier(0 if memory is None else memory.capacity_bytes)
+        self._promises = Promises(self._tier.capacity_bytes)
         self._num_bytes = None if memory is None else memory.num_bytes
         self._eviction = (memory and memory.eviction) or LeastWorth()
         self._evictions: list[AdapterKey] = []
@@ -62,6 +68,21 @@ class HostCopies:
         """What is kept or being read to be kept, as a view that follows changes."""
         return self._tier.keys
 
+    @property
+    def granted(self) -> Granted:
+        """What of this memory is promised to whom, and what is not."""
+        return self._promises.granted
+
+    def reserve(self, asked: Reservations) -> None:
+        """Let these floors and caps of this memory hold, unless they are older than those that do.
+        A cap that is exceeded already holds from the next read on."""
+        if self._promises.renew(asked.of_host()):
+            self._tier.set_floors(self._promises.floors)
+
+    def is_protected(self, key: AdapterKey) -> bool:
+        """True if a floor keeps the copy from others' reads."""
+        return self._tier.is_protected(key)
+
     def get(self, key: AdapterKey) -> Entry | None:
         """The copy, if there is one; nobody else changes it."""
         return self._tier.get(key)
@@ -73,10 +94,13 @@ class HostCopies:
             self._tier.lease(key, 1)
             return True
         num_bytes = self._num_bytes(key.digest) if self._num_bytes is not None else None
-        if num_bytes is None or num_bytes > self._tier.free_bytes + self._tier.evictable_bytes:
+        room = Room(self._tier, self._promises, self._eviction, demand)
+        if num_bytes is None or num_bytes > room.for_load(key.tenant, is_prefetch=False):
             return False
-        if num_bytes > self._tier.free_bytes:
-            self._make_room(num_bytes, demand)
+        for victim in room.victims(num_bytes, key.tenant, is_prefetch=False):
+            self._remove(victim)
+            self._eviction.evicted(victim)
+            self.evictions["load"] += 1
         self._tier.add(key, Entry(num_bytes, leases=1))
         self._eviction.loaded(key, num_bytes)
         self._keeps.append(key)
@@ -126,15 +150,6 @@ class HostCopies:
         for key, entry in self._tier.items():
             assert entry.leases == int(key in loading), "a copy is leased, and nobody copies it"
             assert entry.is_there or key in loading, "a copy is awaited that nobody reads"
-
-    def _make_room(self, num_bytes: int, demand: Demand) -> None:
-        candidates = list(self._tier.candidates(None))
-        for key in self._eviction.order(candidates, demand):
-            self._remove(key)
-            self._eviction.evicted(key)
-            self.evictions["load"] += 1
-            if num_bytes <= self._tier.free_bytes:
-                break
 
     def _remove(self, key: AdapterKey) -> None:
         self._tier.remove(key)

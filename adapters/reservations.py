@@ -1,4 +1,4 @@
-"""What of the device's memory is promised to whom: pins, floors and caps. A value, by version."""
+"""What of a memory is promised to whom: pins, floors and caps. A value, by version."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from loraplex.adapters.spec import AdapterKey
 
 RESERVABLE_SHARE = 0.5
-"""Of the device's memory for adapters, what pins and floors may take together: the rest is there
+"""Of a memory for adapters, what pins and floors may take together: the rest is there
 for whoever is not promised anything."""
 
 
@@ -23,6 +23,13 @@ class Reservations:
     """By tenant, bytes that others cannot push its adapters out of; its pins are among them."""
     caps: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """By tenant, the most bytes that its adapters may hold."""
+    host_floors: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    host_caps: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """The same of the host's memory; nothing is pinned there."""
+
+    def of_host(self) -> "Reservations":
+        """What is asked of the host's memory alone."""
+        return Reservations(self.version, {}, self.host_floors, self.host_caps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ class Promises:
     """What holds of the newest reservations, until what is pinned is dropped."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        """Of the device's memory for adapters."""
+        """Of one memory for adapters."""
         self.capacity_bytes = capacity_bytes
         self.granted = Granted(Reservations())
         """What was granted."""

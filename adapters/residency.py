@@ -308,6 +308,7 @@ class Residency:
             if entry.is_pinned is not (key in self._promises.pinned):
                 self._device.pin(key, is_pinned=not entry.is_pinned)
         self._device.set_floors(self._promises.floors)
+        self.host.reserve(asked)
         return True
 
     def absent_pins(self) -> Iterator[tuple[AdapterKey, int]]:
@@ -333,7 +334,7 @@ class Residency:
         """How each adapter stands that is anywhere, or is waited for."""
         keys = {key: None for key, _ in self._device.items()}
         keys |= dict.fromkeys(self.host.keys) | dict.fromkeys(self.demand.awaited())
-        return (status_of(key, self._device, self.host.get(key), self.demand) for key in keys)
+        return (status_of(key, self._device, self.host, self.demand) for key in keys)
 
     def check(self) -> None:
         """Assert the conservation laws; holds between any two calls."""

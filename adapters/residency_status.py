@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loraplex.adapters.demand import Demand
+from loraplex.adapters.host_copies import HostCopies
 from loraplex.adapters.spec import AdapterKey
-from loraplex.adapters.tier import Entry, Tier
+from loraplex.adapters.tier import Tier
 
 Place = Literal["store", "host", "loading", "device"]
 """The nearest place that has all of it; `loading`: it is on its way to the device."""
@@ -26,7 +27,7 @@ class AdapterStatus:
     of_layers: int
     is_pinned: bool
     is_protected: bool
-    """Its tenant's floor keeps it from others' loads."""
+    """Its tenant's floor, of the place where it is, keeps it from others' loads."""
     is_unclaimed: bool
     """It was prefetched, and no request has needed it yet."""
     num_waiting: int
@@ -35,11 +36,9 @@ class AdapterStatus:
     """When a request used it last, by the residency's clock; None if none did since it came."""
 
 
-def status_of(
-    key: AdapterKey, device: Tier, on_host: Entry | None, demand: Demand
-) -> AdapterStatus:
+def status_of(key: AdapterKey, device: Tier, host: HostCopies, demand: Demand) -> AdapterStatus:
     """Put together what the tiers know."""
-    on_device = device.get(key)
+    on_device, on_host = device.get(key), host.get(key)
     tier: Place = "store"
     if on_device is not None:
         tier = "device" if on_device.is_there else "loading"
@@ -54,7 +53,7 @@ def status_of(
         num_layers=0 if on_device is None else on_device.num_layers,
         of_layers=0 if on_device is None else on_device.of_layers,
         is_pinned=on_device is not None and on_device.is_pinned,
-        is_protected=device.is_protected(key),
+        is_protected=(host if tier == "host" else device).is_protected(key),
         is_unclaimed=on_device is not None and on_device.is_unclaimed,
         num_waiting=demand.num_waiting_for(key),
         used_s=None if on_device is None or not on_device.used_s else on_device.used_s,

@@ -10,7 +10,7 @@ from loraplex.adapters.tier import Tier
 
 
 class Room:
-    """What promises leave of the device's memory."""
+    """What promises leave of one memory."""
 
     def __init__(self, tier: Tier, promises: Promises, eviction: Eviction, demand: Demand) -> None:
         self._tier = tier

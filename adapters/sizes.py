@@ -12,6 +12,8 @@ from loraplex.adapters.storage import AdapterHead
 
 MAX_KNOWN = 65_536
 """Adapters whose sizes are remembered."""
+MAX_HEADS = 64
+"""Different configs and headers whose sizes are worth keeping; up to 1 MB each."""
 RETRY_S = 5.0
 """So long after one that could not be read, nobody tries again."""
 

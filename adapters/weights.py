@@ -1,32 +1,32 @@
 """A stored adapter as tensors, at its true rank."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
-from loraplex.adapters import fit
 from loraplex.adapters.assembly import Assembly
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import TENSORS_FILE, read_config, read_profile
-from loraplex.adapters.claims import claim
 from loraplex.adapters.config import AdapterConfig
 from loraplex.adapters.digest import AdapterHash, with_profile
 from loraplex.adapters.effects import Assembled, BaseWeights, Copy, LoraPair, ModuleEffect
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFileInvalid
 from loraplex.adapters.experts import ExpertPairs
-from loraplex.adapters.known import Known
 from loraplex.adapters.layout import AdapterLayout
+from loraplex.adapters.outline import Header, Outline, Outlines
+from loraplex.adapters.own_pages import own_pages
+from loraplex.adapters.packed_pairs import PackedPairs
 from loraplex.adapters.profile import AddedToken, Profile, decode
 from loraplex.adapters.storage import Store
-from loraplex.adapters.targets import Resolved, resolve
-from loraplex.adapters.tensor_file import TensorEntry, read_chunks, read_entries
+from loraplex.adapters.tensor_file import header_bytes
 from loraplex.kernels.segments import LoraTable
 
-_LAYER = re.compile(r"\.(\d{1,9})\.")
 _DTYPES = MappingProxyType(
     {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16},
 )
@@ -60,16 +60,23 @@ class VerifiedAdapter:
     there.
     """
 
-    layout: AdapterLayout
+    outline: Outline
+    pairs: PackedPairs
+    """Its low-rank updates of linear layers, but for those in `modules`."""
     modules: Mapping[str, Assembled]
-    """What it does, by module path; pinned if the device is a GPU."""
+    """What else it does, by module path. All of it is pinned if the device is a GPU."""
     profile: Profile = field(default_factory=Profile)
     """What is kept of it."""
 
     @property
+    def layout(self) -> AdapterLayout:
+        """What it keeps of each module."""
+        return self.outline.layout
+
+    @property
     def num_bytes(self) -> int:
         """What it takes."""
-        return self.layout.host_bytes
+        return self.outline.host_bytes
 
 
 def load(
@@ -92,14 +99,17 @@ def read(
     base_weights: BaseWeights,
     *,
     pins: bool = False,
-    resolutions: Known[Resolved] | None = None,
+    transposes_b: bool = False,
+    outlines: Outlines | None = None,
 ) -> VerifiedAdapter:
     """Read an adapter, and verify that its bytes are those of the digest. `pins` puts it in memory
-    that a GPU can read beside what the host does.
+    that a GPU can read beside what the host does, `transposes_b` lays it out as the compiled kernel
+    of CPUs reads it.
 
     It was checked when it was stored, but the base model may be another since, of the same name;
     and what it has of the base's weights is compared with them here for the first time.
-    `resolutions` keeps what its patterns come to, which may cost seconds of a processor.
+    `outlines`, which are of ``base``, keep what follows from its shapes, and what its patterns come
+    to, which may cost seconds of a processor.
 
     Raises:
         AdapterMissing: the store does not have it.
@@ -107,37 +117,31 @@ def read(
         AdapterMismatch: it does not fit ``base`` or ``base_weights``.
         PatternTimeout: a pattern of its config was not matched in time.
     """
+    outlines = outlines or Outlines()
     directory = store.open(digest)
     config, problems = read_config(directory)
     if problems:
         raise AdapterCorrupt(digest, "; ".join(map(str, problems)))
     try:
-        entries = read_entries(directory / TENSORS_FILE)
-        weights_digest, tensors = _read(directory, config, entries)
+        header, data = _read(directory / TENSORS_FILE, outlines)
         kept = read_profile(directory)
     except (OSError, TensorFileInvalid) as error:
         raise AdapterCorrupt(digest, str(error)) from error
-    found = with_profile(weights_digest, kept)
+    found = with_profile(_digest(config, header, data), kept)
     if found != digest:
         raise AdapterCorrupt(digest, f"its files have digest {found}")
-    claims, problems = claim(entries, config, base)
-
-    def match() -> Resolved:
-        return resolve(config, base, claims)
-
-    resolved = match() if resolutions is None else resolutions.of(digest, match)
-    problems += fit.problems(config, claims, base, resolved)
-    if problems:
-        raise AdapterMismatch(digest, tuple(problems))
-    layout = AdapterLayout.of(claims, config, base)
-    assembly = Assembly(layout, tensors, resolved.scale_of, base_weights)
-    modules = assembly.modules()
+    outline = outlines.outline(header, config, base)
+    if not isinstance(outline, Outline):
+        raise AdapterMismatch(digest, outline)
+    tensors = _views(outline, header, data)
+    assembly = Assembly(outline.layout, tensors, outline.scale_of, base_weights)
+    modules = assembly.modules(outline.others)
     if assembly.problems:
         raise AdapterMismatch(digest, tuple(assembly.problems))
-    if pins:
-        pin = _Once(torch.Tensor.pin_memory)
-        modules = {path: module.copied(pin, pin) for path, module in modules.items()}
-    return VerifiedAdapter(layout, MappingProxyType(modules), decode(kept))
+    numbers = _numbers(outline.pairs.dtype, data)
+    pairs = PackedPairs.gathered(outline.pairs, numbers, transposes_b=transposes_b, pins=pins)
+    others = _apart(modules, pairs, torch.Tensor.pin_memory if pins else torch.clone)
+    return VerifiedAdapter(outline, pairs, others, decode(kept))
 
 
 def place(
@@ -153,15 +157,24 @@ def place(
     # Copies, on a CPU too: what one memory gives up must not be held by the other.
     weight = _Once(lambda tensor: tensor.to(device, dtype, copy=True))
     exact = _Once(lambda tensor: tensor.to(device, copy=True))
-    layers = _by_layer(adapter.modules)
+    source = adapter.pairs.data
+    if torch.device(device).type == "cpu":
+        data = own_pages(len(source), dtype)
+    else:
+        data = torch.empty(len(source), dtype=dtype, device=device)
     placed: dict[str, Assembled] = {}
-    for num_done, paths in enumerate(layers, 1):
-        for path in paths:
-            placed[path] = adapter.modules[path].copied(weight, exact)
+    layers, start = adapter.outline.pairs.layers, 0
+    for num_done, (paths, end) in enumerate(layers, 1):
+        data[start:end].copy_(source[start:end])
+        start = end
+        for path in paths if adapter.modules else ():
+            if path in adapter.modules:
+                placed[path] = adapter.modules[path].copied(weight, exact)
         on_layer(num_done, len(layers))
+    loose = {path: m.pair for path, m in placed.items() if m.pair is not None}
     return AdapterWeights(
-        num_bytes=adapter.layout.num_bytes(dtype.itemsize),
-        pairs=MappingProxyType({p: m.pair for p, m in placed.items() if m.pair is not None}),
+        num_bytes=adapter.outline.device_bytes[dtype.itemsize],
+        pairs=MappingProxyType(loose) if loose else replace(adapter.pairs, data=data, _views={}),
         effects=MappingProxyType({p: m.effect for p, m in placed.items() if m.effect is not None}),
         parameters=MappingProxyType(
             {p: m.experts for p, m in placed.items() if m.experts is not None}
@@ -169,6 +182,15 @@ def place(
         vocab_size=adapter.layout.vocab_size,
         added_tokens=MappingProxyType({t.id: t for t in adapter.profile.added_tokens}),
     )
+
+
+def _apart(
+    modules: Mapping[str, Assembled], pairs: PackedPairs, copy: Copy
+) -> Mapping[str, Assembled]:
+    """Copy what is not packed, so that nothing holds all of the file."""
+    once = _Once(copy)
+    loose = {p: replace(m, pair=None) if p in pairs else m for p, m in modules.items()}
+    return MappingProxyType({path: module.copied(once, once) for path, module in loose.items()})
 
 
 class _Once:
@@ -184,27 +206,57 @@ class _Once:
         return self._copies[id(tensor)]
 
 
-def _by_layer(paths: Iterable[str]) -> list[list[str]]:
-    """Paths of modules by the first number in them, which is the layer's; those without one come
-    first, with the first layer."""
-    layers: dict[int, list[str]] = {}
-    for path in paths:
-        number = _LAYER.search(path)
-        layers.setdefault(int(number[1]) if number else 0, []).append(path)
-    return [layers[number] for number in sorted(layers)]
-
-
-def _read(
-    directory: Path, config: AdapterConfig, entries: tuple[TensorEntry, ...]
-) -> tuple[str, dict[str, torch.Tensor]]:
-    """Read each byte once, for the digest and the tensors alike: what is used was verified."""
-    adapter_hash = AdapterHash(config)
-    tensors = {}
-    for entry in entries:
-        adapter_hash.start_tensor(entry)
-        data = bytearray().join(read_chunks(directory / TENSORS_FILE, entry))
-        adapter_hash.add_bytes(data)
+def _read(path: Path, outlines: Outlines) -> tuple[Header, Tensor]:
+    """Read a file once, for the digest and the tensors alike: what is used was verified. Return
+    what its header tells, and the bytes of all tensors, ``[bytes]`` uint8."""
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = header_bytes(path.name, file.read(8), size)
+        header = bytearray(length)
+        _fill(memoryview(header), file, path.name)
+        found = outlines.header(path.name, bytes(header), size)
+        data = own_pages(size - found.data_start, torch.uint8)
+        _fill(data.numpy().data, file, path.name)
+    for entry in found.entries:
         if entry.dtype not in _DTYPES:
             raise TensorFileInvalid(f"tensor {entry.name} is {entry.dtype}")
-        tensors[entry.name] = torch.frombuffer(data, dtype=_DTYPES[entry.dtype]).view(entry.shape)
-    return adapter_hash.hexdigest(), tensors
+    return found, data
+
+
+def _fill(memory: memoryview, file: FileIO, name: str) -> None:
+    while memory:
+        num_bytes = file.readinto(memory)
+        if not num_bytes:
+            raise TensorFileInvalid(f"{name} shrank while it was read")
+        memory = memory[num_bytes:]
+
+
+def _digest(config: AdapterConfig, header: Header, data: Tensor) -> str:
+    adapter_hash, memory = AdapterHash(config), data.numpy().data
+    adapter_hash.add_tensors(
+        (prefix, memory[(start := entry.start - header.data_start) : start + entry.num_bytes])
+        for prefix, entry in zip(header.prefixes, header.entries, strict=True)
+    )
+    return adapter_hash.hexdigest()
+
+
+def _numbers(dtype: str, data: Tensor) -> Tensor:
+    """``data`` in whole numbers of a dtype; as it is if there is none."""
+    if not dtype:
+        return data
+    itemsize = _DTYPES[dtype].itemsize
+    return data[: len(data) // itemsize * itemsize].view(_DTYPES[dtype])
+
+
+def _views(outline: Outline, header: Header, data: Tensor) -> dict[str, Tensor]:
+    """By name, the tensors of modules of which not all is packed."""
+    views = {}
+    for path in outline.others:
+        for entry in outline.layout.modules[path].roles.values():
+            start = entry.start - header.data_start
+            values = data[start : start + entry.num_bytes]
+            dtype = _DTYPES[entry.dtype]
+            if start % dtype.itemsize:
+                values = values.clone()  # it lies where no number of its dtype may
+            views[entry.name] = values.view(dtype).view(entry.shape)
+    return views

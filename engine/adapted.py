@@ -1,6 +1,6 @@
 """Takes over what of a base model adapters can change: linear layers, embeddings and norms."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,7 +10,9 @@ from torch.nn import functional
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.engine.experts import adopt_parameters
-from loraplex.engine.lora_linear import LoraBatch, LoraConv1D, LoraLinear
+from loraplex.engine.lora_batch import LoraBatch
+from loraplex.engine.lora_linear import LoraConv1D, LoraLinear
+from loraplex.kernels.linear import Packer
 
 
 class AdaptedEmbedding(nn.Embedding):
@@ -83,10 +85,42 @@ class AdoptedWeights:
         return isinstance(self.network.get_submodule(path), LoraConv1D)
 
 
-def adopt(network: nn.Module, shapes: BaseShapes, head_path: str) -> LoraBatch:
-    """Make all that ``shapes`` lists compute each row with its adapter."""
+def linear_weights(network: nn.Module, shapes: BaseShapes, head_path: str) -> list[Tensor]:
+    """Return the weights ``[out, in]`` that `adopt` would pack, but for the head's."""
+    linears = [network.get_submodule(path) for path in shapes.linears if path != head_path]
+    return [
+        each.get_parameter("weight")
+        if isinstance(each, nn.Linear)
+        else each.get_parameter("weight").T
+        for each in linears
+    ]
+
+
+def computed_apart(network: nn.Module) -> list[str]:
+    """Return the paths of modules of an adopted network that multiply rows with parameters of their
+    own by themselves, such as experts and routers."""
+    return [
+        path
+        for path, module in network.named_modules()
+        if not isinstance(module, LoraLinear | LoraConv1D | nn.Embedding)
+        and any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    ]
+
+
+def adopt(
+    network: nn.Module,
+    shapes: BaseShapes,
+    head_path: str,
+    groups: Sequence[Sequence[str]] = (),
+    packer: Packer | None = None,
+) -> LoraBatch:
+    """Make all that ``shapes`` lists compute each row with its adapter; linear layers of a group
+    see one input, and weights of such layers are packed by ``packer``, if there is one."""
     batch = LoraBatch(head_path, shapes.linears)
-    _adopt_linears(network, shapes.linears, batch)
+    grouped = {path for group in groups for path in group}
+    alone = [(path,) for path in shapes.linears if path not in grouped]
+    for paths in (*groups, *alone):
+        _adopt_linears(network, paths, batch, packer)
     for path in shapes.embeddings:
         base = network.get_submodule(path)
         assert isinstance(base, nn.Embedding), f"{path} is no embedding"
@@ -98,14 +132,20 @@ def adopt(network: nn.Module, shapes: BaseShapes, head_path: str) -> LoraBatch:
 
 
 def _adopt_linears(
-    network: nn.Module, shapes: Mapping[str, tuple[int, int]], batch: LoraBatch
+    network: nn.Module, paths: Sequence[str], batch: LoraBatch, packer: Packer | None
 ) -> None:
-    for path in shapes:
-        base = network.get_submodule(path)
-        if isinstance(base, nn.Linear):
-            _put(network, path, LoraLinear.adopt(base, path, batch))
-        else:
-            _put(network, path, LoraConv1D.adopt(base, path, batch))
+    bases = [network.get_submodule(path) for path in paths]
+    linears = [base for base in bases if isinstance(base, nn.Linear)]
+    if len(linears) == len(bases):
+        slices = batch.slices(paths, linears[0].weight.device)
+        for path, layer in zip(
+            paths, LoraLinear.adopt(linears, slices, batch, packer), strict=True
+        ):
+            _put(network, path, layer)
+        return
+    for path, base in zip(paths, bases, strict=True):
+        slices = batch.slices([path], base.get_parameter("weight").device)
+        _put(network, path, LoraConv1D.adopt(base, slices, batch, packer))
 
 
 def _adopt_norm(norm: nn.Module, path: str, batch: LoraBatch) -> None:

@@ -148,8 +148,8 @@ def _watch(registry: CollectorRegistry, residency: Residency) -> None:
     gauge(
         "loraplex_adapter_promises",
         "Pins and floors, by whether they hold",
-        held=lambda: residency.granted.num_held,
-        refused=lambda: residency.granted.num_refused,
+        held=lambda: residency.granted.num_held + host.granted.num_held,
+        refused=lambda: residency.granted.num_refused + host.granted.num_refused,
     )
     in_tier = Gauge(
         "loraplex_adapters",

@@ -44,6 +44,11 @@ class AdapterVocabulary(Vocabulary):
         """See `Vocabulary.is_byte_level`."""
         return self._base.is_byte_level
 
+    @property
+    def is_concatenated(self) -> bool:
+        """See `Vocabulary.is_concatenated`."""
+        return self._base.is_concatenated
+
     def added(self, token_id: int) -> AddedToken | None:
         """See `Vocabulary.added`."""
         return self._resident[self._key].added_tokens.get(token_id)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,17 +11,13 @@ from torch import Tensor
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
-from loraplex.engine.lora_linear import AdapterRows, LoraRows
-from loraplex.engine.plan import Roster, StepPlan
+from loraplex.engine.decode_graphs import DecodeGraph, DecodeGraphs
+from loraplex.engine.lora_rows import AdapterRows, LoraRows
+from loraplex.engine.plan import Decodes, Roster, StepPlan
 from loraplex.engine.sampling_rows import SampledSpecs, SamplingRows, sampling_rows
-from loraplex.kernels.attention_plan import (
-    AttentionMetadata,
-    KvLayout,
-    Spans,
-    Window,
-    plan_attention,
-)
+from loraplex.kernels.attention import Attention, Spans
 from loraplex.kernels.lora_cpu import CpuLora
+from loraplex.kernels.staging import Staging
 
 Ints = NDArray[np.int64]
 
@@ -36,7 +32,8 @@ class StepBatch:
     """``[rows]`` int64, each within its own request."""
     sampled_rows: Tensor
     """``[n]`` int64, the last row of each chunk that samples."""
-    attention: AttentionMetadata
+    attention: Any
+    """What the runner's attention laid out."""
     body: LoraRows
     head: LoraRows
     """Adapters of the sampled rows alone."""
@@ -46,14 +43,16 @@ class StepBatch:
     """``[n]``: where each sampled row stands in that order."""
     sampling: SamplingRows
     """How the sampled rows are drawn."""
+    graph: DecodeGraph | None = None
+    """What computes it, if its tensors are those of a graph: they have rows that are not used
+    behind its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     """What the batches of one engine have in common."""
 
-    kv: KvLayout
-    windows: frozenset[Window]
+    attention: Attention[Any]
     vocab_size: int
     dtype: torch.dtype
     device: torch.device
@@ -62,35 +61,42 @@ class BatchLayout:
 
 
 class BatchBuilder:
-    """Lays out plans as rows. As long as the same choices decode and nothing else runs, the rows of
-    adapters are those of the step before."""
+    """Lays out plans as rows. What follows from who decodes is made once for all steps in which the
+    same choices decode and nothing else runs."""
 
     def __init__(self, layout: BatchLayout) -> None:
         self._layout = layout
-        self._roster: Roster | None = None
-        """Of the step before, if it had no prompts; `_lora` is what it gave."""
-        self._lora = LoraRows(0, ())
+        self.graphs: DecodeGraphs | None = None
+        """For steps without prompts that fit into one, once there are any."""
+        self._kept: _Decoding | None = None
+        """Of the step before, if it had no prompts."""
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
         """Lay out a plan that computes something.
 
         ``adapters`` has the weights of every adapter that the plan uses, on the device.
         """
+        stage = Staging(self._layout.device)
+        if plan.prefills:
+            self._kept = None
+            batch = self._mixed(plan, adapters, stage)
+        else:
+            batch = self._decodes(plan.decodes, adapters, stage)
+        stage.send()
+        return batch
+
+    def _mixed(
+        self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights], stage: Staging
+    ) -> StepBatch:
         layout = self._layout
         parts = _Parts.of(plan)
         samples = parts.samples.nonzero()[0]
         body, head = self._lora_rows(plan, parts, adapters)
         return StepBatch(
-            input_ids=self._to_device(parts.token_ids()),
-            positions=self._to_device(parts.positions()),
-            sampled_rows=self._to_device(parts.lengths.cumsum()[samples] - 1),
-            attention=plan_attention(
-                Spans(parts.starts, parts.lengths, parts.block_tables),
-                layout.kv,
-                layout.windows,
-                dtype=layout.dtype,
-                device=layout.device,
-            ),
+            input_ids=stage.add(parts.token_ids()),
+            positions=stage.add(parts.positions()),
+            sampled_rows=stage.add(parts.lengths.cumsum()[samples] - 1),
+            attention=layout.attention.plan(Spans(parts.starts, parts.lengths, parts.block_tables)),
             body=body,
             head=head,
             sampled_keys=plan.sampled_keys,
@@ -98,30 +104,83 @@ class BatchBuilder:
             sampling=sampling_rows(
                 SampledSpecs.of_plan(plan).in_order(parts.places[samples]),
                 layout.vocab_size,
-                layout.device,
+                stage,
             ),
+        )
+
+    def _decodes(
+        self, decodes: Decodes, adapters: Mapping[AdapterKey, AdapterWeights], stage: Staging
+    ) -> StepBatch:
+        """Rows are in the order of the plan, and all are sampled."""
+        layout, roster = self._layout, decodes.roster
+        kept = self._kept
+        if kept is None or kept.roster is not roster:
+            kept = self._kept = _Decoding.of(roster, adapters, layout)
+        sampling = kept.greedy
+        if sampling is None or decodes.specs:
+            specs = SampledSpecs(roster.sampling, decodes.draws, decodes.specs)
+            sampling = sampling_rows(specs, layout.vocab_size, stage)
+        graph = None if self.graphs is None else self.graphs.fitting(decodes, kept.lora)
+        if graph is None:
+            ids, positions = map(stage.add, (decodes.token_ids, decodes.positions))
+            rows, spans = kept.rows, Spans(decodes.positions, kept.lengths, decodes.block_tables)
+            attention = layout.attention.plan(spans)
+        else:
+            graph.inputs.fill(decodes, kept.lora)
+            ids, positions = graph.inputs.ids_and_positions
+            rows, attention = graph.inputs.rows, graph.inputs.attention.step
+        return StepBatch(
+            input_ids=ids,
+            positions=positions,
+            sampled_rows=rows,
+            attention=attention,
+            body=kept.lora,
+            head=kept.lora,
+            sampled_keys=roster.keys,
+            places=kept.places,
+            sampling=sampling,
+            graph=graph,
         )
 
     def _lora_rows(
         self, plan: StepPlan, parts: "_Parts", adapters: Mapping[AdapterKey, AdapterWeights]
     ) -> tuple[LoraRows, LoraRows]:
-        roster = plan.decodes.roster
-        if plan.prefills:
-            self._roster = None
-            keys, cpu_lora = list(plan.adapters()), self._layout.cpu_lora
-            weights = [None if key is None else adapters[key] for key in keys]
-            of_body = np.bincount(parts.groups, parts.lengths, len(keys))
-            of_head = np.bincount(parts.groups, parts.samples, len(keys))
-            return _rows(weights, of_body, cpu_lora), _rows(weights, of_head, cpu_lora)
-        if roster is not self._roster:
-            weights = [None if key is None else adapters[key] for key in roster.adapters]
-            self._lora = _rows(weights, roster.lengths, self._layout.cpu_lora)
-            self._roster = roster
-        return self._lora, self._lora
+        keys, cpu_lora = list(plan.adapters()), self._layout.cpu_lora
+        weights = [None if key is None else adapters[key] for key in keys]
+        of_body = np.bincount(parts.groups, parts.lengths, len(keys))
+        of_head = np.bincount(parts.groups, parts.samples, len(keys))
+        return _rows(weights, of_body, cpu_lora), _rows(weights, of_head, cpu_lora)
 
-    def _to_device(self, values: Ints) -> Tensor:
-        # What a plan holds is read-only, which torch does not know.
-        return torch.tensor(values).to(self._layout.device)
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """What follows from who decodes, whatever they have got so far."""
+
+    roster: Roster
+    lora: LoraRows
+    rows: Tensor
+    """``[n]`` int64: all rows, on the device; ``places`` are the same on the host."""
+    places: Ints
+    lengths: Ints
+    """``[n]``: ones."""
+    greedy: SamplingRows | None
+    """Of steps in which none asks for more; None if some are drawn by chance."""
+
+    @classmethod
+    def of(
+        cls, roster: Roster, adapters: Mapping[AdapterKey, AdapterWeights], layout: BatchLayout
+    ) -> Self:
+        places = np.arange(len(roster.keys))
+        weights = [None if key is None else adapters[key] for key in roster.adapters]
+        is_greedy = not (roster.sampling["temperature"] > 0).any()
+        return cls(
+            roster=roster,
+            lora=_rows(weights, roster.lengths, layout.cpu_lora),
+            rows=torch.from_numpy(places).to(layout.device),
+            places=places,
+            lengths=np.ones_like(places),
+            greedy=SamplingRows(len(places), (), None, ()) if is_greedy else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

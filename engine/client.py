@@ -4,7 +4,7 @@ import asyncio
 import logging
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -14,7 +14,6 @@ from loraplex.engine.client_events import (
     OpenRequest,
     ending_of,
     failure_of,
-    merged,
     rejection_of,
 )
 from loraplex.engine.client_port import EngineClient
@@ -34,6 +33,7 @@ from loraplex.engine.frames import (
     parse_address,
     read_frame,
 )
+from loraplex.engine.journal_protocol import JournalReport, JournalState, JournalTotals
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -41,13 +41,11 @@ from loraplex.engine.protocol import (
     Explained,
     Finished,
     Hello,
-    MetricsText,
     ModelInfo,
     SelfTest,
     StepFrame,
     Submit,
     Tokens,
-    Verified,
     Verify,
     Welcome,
     Why,
@@ -93,6 +91,8 @@ class StreamClient:
         """What no worker has been told yet."""
         self._task: asyncio.Task[None] | None = None
         self._told = ""
+        self.journal_failure = ""
+        """See EngineClient."""
 
     def start(self) -> None:
         """Begin to connect, in the background."""
@@ -130,14 +130,15 @@ class StreamClient:
         self._send(submit)
         try:
             while True:
-                for event in merged(await request.take()):
-                    if isinstance(event, EngineError):
-                        raise event
-                    if isinstance(event, Finished):
+                for event in await request.take():
+                    if isinstance(event, Tokens):
+                        yield event
+                    elif isinstance(event, Finished):
                         self._endings.pop(submit.request_id, None)
                         yield event
                         return
-                    yield event
+                    else:
+                        raise event
         finally:
             if submit.request_id in self._open:
                 request.abandoned = True
@@ -190,6 +191,20 @@ class StreamClient:
         """See EngineClient."""
         return await self._queries.residency()
 
+    async def journal(
+        self, request_ids: Sequence[str], accepted_from_s: float = 0.0
+    ) -> JournalReport | None:
+        """See EngineClient."""
+        if self._writer is None:
+            return None
+        return await self._queries.journal(request_ids, accepted_from_s)
+
+    async def journal_totals(self, from_s: float, until_s: float) -> JournalTotals | None:
+        """See EngineClient."""
+        if self._writer is None:
+            return None
+        return await self._queries.journal_totals(from_s, until_s)
+
     async def verify(
         self, tenant: str, adapter: str, weight: float = 1.0, *, may_use_peft: bool = True
     ) -> SelfTest:
@@ -232,7 +247,7 @@ class StreamClient:
                 else "it closed the connection; is LORAPLEX_WORKER_TOKEN the same on both sides?"
             )
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            self._tell(str(error) or type(error).__name__)
+            self._tell(_reason(error))
         finally:
             was_let_in = self.connected
             self._lose()
@@ -247,7 +262,8 @@ class StreamClient:
         if reason != self._told:
             # Before the first one has come nothing is wrong: it is still loading its model.
             level = logging.WARNING if self._was_connected else logging.INFO
-            _log.log(level, "no worker at %s: %s", self._address, reason)
+            what = "no worker at" if self._was_connected else "waiting for the worker at"
+            _log.log(level, "%s %s: %s", what, self._address, reason)
             self._told = reason
 
     async def _connect(self) -> tuple[StreamReader, StreamWriter]:
@@ -265,7 +281,9 @@ class StreamClient:
                     self._greet(welcome, writer)
                 case StepFrame() as frame:
                     self._take(frame)
-                case MetricsText() | ResidencyReport() | Verified() as answer:
+                case JournalState(failure):
+                    self.journal_failure = failure
+                case answer:
                     self._queries.take(answer)
 
     def _greet(self, welcome: Welcome, writer: StreamWriter) -> None:
@@ -308,12 +326,11 @@ class StreamClient:
         request = self._open.get(tokens.request_id)
         if request is None or request.abandoned:
             return
-        request.events.put_nowait(tokens)
-        if request.events.qsize() > request.max_events:
+        request.put(tokens)
+        if request.num_unread > request.max_events:
             request.abandoned = True
-            while not request.events.empty():
-                request.events.get_nowait()
-            request.events.put_nowait(
+            request.drop_unread()
+            request.put(
                 RequestFailed(
                     f"the client left {request.max_events} events unread; its request was ended",
                     "slow_client",
@@ -327,7 +344,7 @@ class StreamClient:
             return
         request.ended.set_result(ending)
         if not request.abandoned:
-            request.events.put_nowait(event)
+            request.put(event)
         if ending is not None:
             # Kept until it is read: a reader that leaves before may ask what it has to pay.
             self._endings[request_id] = ending
@@ -337,7 +354,15 @@ class StreamClient:
     def _lose(self) -> None:
         """The stream broke: the worker aborts what was open; here it ends with an error."""
         self._writer = None
+        self.journal_failure = ""
         self._connected.clear()
         for request_id in list(self._open):
             self._end(request_id, EngineUnavailable("the worker went away"), None)
         self._queries.lose()
+
+
+def _reason(error: Exception) -> str:
+    """For people: where nothing listens, the number and the text of the system tell nothing."""
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return "nothing listens there"
+    return str(error) or type(error).__name__

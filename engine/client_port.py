@@ -1,8 +1,9 @@
 """What the gateway needs of an engine. No torch."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from loraplex.engine.journal_protocol import JournalReport, JournalTotals
 from loraplex.engine.protocol import Explained, Finished, ModelInfo, SelfTest, Submit, Tokens
 from loraplex.engine.residency_protocol import Pins, ResidencyReport
 
@@ -20,8 +21,18 @@ class EngineClient(Protocol):
         """True while a worker can take requests."""
         ...
 
+    @property
+    def journal_failure(self) -> str:
+        """Why the connected worker takes no requests, though it could: it cannot write its
+        journal. Empty while it can, and while none is connected."""
+        ...
+
     async def wait_connected(self) -> None:
         """Return when a worker is connected."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the worker, which ends what is open. Once closed, it does nothing more."""
         ...
 
     def generate(self, submit: Submit) -> AsyncGenerator[Tokens | Finished, None]:
@@ -60,6 +71,18 @@ class EngineClient(Protocol):
     async def residency(self) -> ResidencyReport | None:
         """Which adapters are where in the worker's memory; None if it does not answer within a
         second."""
+        ...
+
+    async def journal(
+        self, request_ids: Sequence[str], accepted_from_s: float = 0.0
+    ) -> JournalReport | None:
+        """What the worker's journal knows of requests (`JournalQuery`); None if it does not answer
+        within 30 seconds."""
+        ...
+
+    async def journal_totals(self, from_s: float, until_s: float) -> JournalTotals | None:
+        """Sums of the worker's journal by hour (`JournalTotalsQuery`); None if it does not answer
+        within 30 seconds."""
         ...
 
     async def verify(

@@ -2,11 +2,17 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
 from loraplex.engine.errors import AdapterOverCap, EngineUnavailable
+from loraplex.engine.journal_protocol import (
+    JournalQuery,
+    JournalReport,
+    JournalTotals,
+    JournalTotalsQuery,
+)
 from loraplex.engine.protocol import (
     EndVerification,
     MetricsQuery,
@@ -18,10 +24,12 @@ from loraplex.engine.protocol import (
 from loraplex.engine.residency_protocol import ResidencyQuery, ResidencyReport
 
 QUERY_TIMEOUT_S = 1.0
+JOURNAL_TIMEOUT_S = 30.0
+"""Days of requests may have to be read."""
 VERIFY_TIMEOUT_S = 240.0
 """For a test and those before it. One takes seconds, and at most a minute or two."""
 
-Answer = MetricsText | ResidencyReport | Verified
+Answer = MetricsText | ResidencyReport | JournalReport | JournalTotals | Verified
 
 
 class Queries:
@@ -42,6 +50,23 @@ class Queries:
         """See `EngineClient.residency`."""
         answer = await self._ask(ResidencyQuery, QUERY_TIMEOUT_S)
         return answer if isinstance(answer, ResidencyReport) else None
+
+    async def journal(
+        self, request_ids: Sequence[str], accepted_from_s: float
+    ) -> JournalReport | None:
+        """See `EngineClient.journal`."""
+        answer = await self._ask(
+            lambda query_id: JournalQuery(query_id, tuple(request_ids), accepted_from_s),
+            JOURNAL_TIMEOUT_S,
+        )
+        return answer if isinstance(answer, JournalReport) else None
+
+    async def journal_totals(self, from_s: float, until_s: float) -> JournalTotals | None:
+        """See `EngineClient.journal_totals`."""
+        answer = await self._ask(
+            lambda query_id: JournalTotalsQuery(query_id, from_s, until_s), JOURNAL_TIMEOUT_S
+        )
+        return answer if isinstance(answer, JournalTotals) else None
 
     async def verify(self, asked: Verify) -> SelfTest:
         """See `EngineClient.verify`; `asked` gets a number of its own."""

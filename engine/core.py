@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from loraplex.adapters.errors import AdapterError, AdapterMismatch
 from loraplex.adapters.reservations import RESERVABLE_SHARE, Reservations
@@ -42,7 +42,15 @@ STEP_FAILED_MESSAGE = "the request could not be computed; the operator's log has
 
 
 class Runner(Protocol[Batch]):
-    """Computes plans. `copy` and `build` are where data moves between host and device."""
+    """Computes plans. `copy` and `build` are where data moves between host and device.
+
+    One step at a time: what was launched is collected, or has raised, before the next is copied.
+    """
+
+    @property
+    def overlaps(self) -> bool:
+        """True if a device computes between `launch` and `collect`, whatever the host does."""
+        ...
 
     def copy(self, plan: StepPlan) -> None:
         """Copy the plan's KV blocks, those to the host first; before `build`."""
@@ -52,8 +60,18 @@ class Runner(Protocol[Batch]):
         """Turn a plan into device tensors."""
         ...
 
-    def run(self, batch: Batch) -> StepOutput:
-        """Compute the batch and sample."""
+    def launch(self, batch: Batch) -> Any:  # noqa: ANN401  what `collect` takes is its own matter
+        """Have the device compute the batch and sample, without waiting for it. Where the host
+        itself computes, that is left to `collect`."""
+        ...
+
+    def collect(self, launched: Any) -> StepOutput:  # noqa: ANN401  what the runner launched
+        """Wait until what was launched is done, and return what was sampled."""
+        ...
+
+    def abandon(self) -> None:
+        """A step broke before it was collected: wait until the device computes nothing of it, for
+        what it uses may be given up next. Raises nothing."""
         ...
 
 
@@ -66,6 +84,7 @@ class StepReport:
     plan_s: float = 0.0
     build_s: float = 0.0
     run_s: float = 0.0
+    """From launch to collect, but for what the host does in between if nothing computes then."""
     commit_s: float = 0.0
     arrivals: tuple[Arrival, ...] = ()
     """Loads that ended before it."""
@@ -96,8 +115,11 @@ class Engine(Generic[Batch]):
         self._clock = clock
         self._asides = Events()
 
-    def step(self) -> StepReport:
-        """Take messages, plan, compute, commit. Never waits for a load or a client."""
+    def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepReport:
+        """Take messages, plan, launch, collect, commit. Never waits for a load or a client.
+
+        While the device computes, `meanwhile` is called and new requests are queued; aborts, and
+        whatever else could change the step, wait for its end."""
         started = perf_counter()
         self._take_messages()
         arrivals = self._take_arrivals()
@@ -111,17 +133,30 @@ class Engine(Generic[Batch]):
                 return StepReport(plan, events, arrivals=arrivals)
             batch = self._runner.build(plan, self._transfers.resident)
             built = perf_counter()
-            output = self._runner.run(batch)
-            ran = perf_counter()
+            launched = self._runner.launch(batch)
+            idle_s = self._do_beside(meanwhile)
+            output = self._runner.collect(launched)
+            ran = perf_counter() - idle_s
             step_ms, copy_ms = (ran - started - copy_s) * 1e3, copy_s * 1e3
             events = self._with_asides(self._scheduler.commit(plan, output, step_ms, copy_ms))
         except Exception:
-            # The cause is logged, not told: the clients of a step belong to several tenants.
-            self._scheduler.fail_step(plan, STEP_FAILED_MESSAGE)
+            self._break_off(plan)
             raise
-        done = perf_counter()
-        times = (planned - started, built - planned, ran - built, done - ran)
+        times = (planned - started, built - planned, ran - built, perf_counter() - idle_s - ran)
         return StepReport(plan, events, *times, arrivals)
+
+    def _do_beside(self, meanwhile: Callable[[], None]) -> float:
+        """Do what can be done while the device computes; return the seconds that were taken from
+        the step, which its requests are not charged for."""
+        started = perf_counter()
+        meanwhile()
+        self._take_requests()
+        return 0.0 if self._runner.overlaps else perf_counter() - started
+
+    def _break_off(self, plan: StepPlan) -> None:
+        self._runner.abandon()
+        # The cause is logged, not told: the clients of a step belong to several tenants.
+        self._scheduler.fail_step(plan, STEP_FAILED_MESSAGE)
 
     def _copy(self, plan: StepPlan) -> float:
         """Copy KV blocks, if any are to be copied; return the seconds that it took."""
@@ -154,6 +189,12 @@ class Engine(Generic[Batch]):
             else:
                 self._tend(message)
 
+    def _take_requests(self) -> None:
+        """Queue those that have come, up to the first message of another kind: it keeps its place,
+        and waits for the end of the step."""
+        for submit in self._mailbox.take_submits():
+            self._accept(submit)
+
     def _tend(self, message: Drop | Pins | Inspection) -> None:
         """What is about adapters rather than requests."""
         if isinstance(message, Drop):
@@ -176,13 +217,18 @@ class Engine(Generic[Batch]):
                 pinned[AdapterKey(pin.tenant, pin.adapter)] = sizes.device_bytes
             except Exception as error:  # noqa: BLE001  one pin must not take the others along
                 _log.error("pinned adapter %s cannot be read: %s", pin.adapter, error)
-        if not self._residency.reserve(Reservations(pins.version, pinned, pins.floors, pins.caps)):
+        asked = Reservations(
+            pins.version, pinned, pins.floors, pins.caps, pins.host_floors, pins.host_caps
+        )
+        if not self._residency.reserve(asked):
             return
         granted = self._residency.granted
         for key in granted.refused_pins:
             _log.warning("adapter %s is not pinned: %s", key.digest, _TOO_MUCH)
         for tenant in granted.refused_floors:
             _log.warning("tenant %s has no floor: %s", tenant, _TOO_MUCH)
+        for tenant in self._residency.host.granted.refused_floors:
+            _log.warning("tenant %s has no floor of the host: %s", tenant, _TOO_MUCH)
         for key in self._residency.unloadable():
             self._scheduler.fail_adapter(key, LOAD_FAILED, UNLOADABLE_MESSAGE)
 

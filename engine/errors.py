@@ -4,7 +4,8 @@ EngineError
 ├── RequestRefused      the request itself cannot be served (never retried)
 │   └── AdapterOverCap      …because its adapter alone exceeds what the tenant may hold
 ├── EngineOverloaded    the engine's queues are full (retry later)
-│   └── DeadlineUnreachable …or so long that the request's own deadline would be missed
+│   ├── DeadlineUnreachable …or so long that the request's own deadline would be missed
+│   └── JournalUnavailable  …not, but what a request uses could not be recorded
 ├── EngineUnavailable   no worker is connected, or it died while the request ran
 │   └── EngineNotReached    …before anything of the request was sent
 ├── RequestFailed       this request failed while it ran; others were not affected
@@ -13,7 +14,9 @@ EngineError
 ├── CostModelInvalid    a saved cost model cannot be read
 └── StartRefused        a worker cannot start as configured
     ├── MemoryTooSmall
+    ├── KernelsMissing
     ├── AddressInUse
+    ├── JournalInUse
     └── StreamAddressInvalid
 
 EngineCrashed is none of them: nobody who serves requests sees it, the worker's process ends by it.
@@ -47,6 +50,10 @@ class EngineOverloaded(EngineError):
 class DeadlineUnreachable(EngineOverloaded):
     """The first token cannot come by the deadline that the request names. `retry_after_s` is None
     where that would clearly be so on an idle machine too."""
+
+
+class JournalUnavailable(EngineOverloaded):
+    """The worker cannot write down what requests use, so it takes none."""
 
 
 class EngineUnavailable(EngineError):
@@ -85,8 +92,16 @@ class MemoryTooSmall(StartRefused):
     """The machine cannot hold what was asked for; the message has the numbers and the remedy."""
 
 
+class KernelsMissing(StartRefused):
+    """Compiled kernels were demanded, and there are none for this machine, device or dtype."""
+
+
 class AddressInUse(StartRefused):
     """Another worker listens there already."""
+
+
+class JournalInUse(StartRefused):
+    """Another worker keeps its journal in the same folder."""
 
 
 class StreamAddressInvalid(StartRefused):

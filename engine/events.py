@@ -7,6 +7,7 @@ from loraplex.engine.errors import (
     AdapterOverCap,
     DeadlineUnreachable,
     EngineOverloaded,
+    JournalUnavailable,
     RequestRefused,
 )
 from loraplex.engine.protocol import (
@@ -40,16 +41,7 @@ class Events:
 
     def add_rejected(self, submit: Submit, error: RequestRefused | EngineOverloaded) -> None:
         """The request never ran."""
-        code, field, retry_after_s = _told(error)
-        self.rejected.append(
-            Rejected(
-                request_id=submit.request_id,
-                code=code,
-                message=str(error),
-                field=field,
-                retry_after_s=retry_after_s,
-            )
-        )
+        self.rejected.append(rejection(submit, error))
 
     def add_turned_away(self, submit: Submit, code: str, message: str) -> None:
         """The request could not be taken, through no fault of its own."""
@@ -146,11 +138,25 @@ class Events:
         return [ending.request_id for ending in endings]
 
 
+def rejection(submit: Submit, error: RequestRefused | EngineOverloaded) -> Rejected:
+    """What its gateway is told of a request that never ran."""
+    code, field, retry_after_s = _told(error)
+    return Rejected(
+        request_id=submit.request_id,
+        code=code,
+        message=str(error),
+        field=field,
+        retry_after_s=retry_after_s,
+    )
+
+
 def _told(error: RequestRefused | EngineOverloaded) -> tuple[RejectionCode, str, float | None]:
     """Code, field and seconds until another try."""
     if isinstance(error, AdapterOverCap):
         return "over_cap", error.field, None
     if isinstance(error, RequestRefused):
         return "refused", error.field, None
+    if isinstance(error, JournalUnavailable):
+        return "journal_unavailable", "", error.retry_after_s
     is_late = isinstance(error, DeadlineUnreachable)
     return "late" if is_late else "overloaded", "", error.retry_after_s

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from loraplex.adapters.experts import ExpertPairs
-from loraplex.engine.lora_linear import LoraBatch
+from loraplex.engine.lora_batch import LoraBatch
 from loraplex.kernels.lora import LoraSegment, add_lora
 
 _DOWN = "down_proj"

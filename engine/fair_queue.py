@@ -14,6 +14,7 @@ from loraplex.engine.fairness import FairShare
 from loraplex.engine.programs import Programs
 from loraplex.engine.request import Request, Status
 from loraplex.engine.tenant_queue import TenantQueue
+from loraplex.engine.tenant_weights import TenantWeights
 from loraplex.engine.waits import WaitClock
 
 _NUM_HEADS = 16
@@ -41,6 +42,7 @@ class FairQueue:
     def __init__(self, settings: FairSettings) -> None:
         self._settings = settings
         self._share = FairShare(settings.quantum_ms, settings.overdraft_ms, self._on_change)
+        self._weights = TenantWeights()
         self._tenants: dict[str, TenantQueue] = {}
         self._parked: set[str] = set()
         """Tenants all of whose requests wait for adapters that are on their way: they compete for
@@ -92,8 +94,8 @@ class FairQueue:
     def add(self, request: Request, now: float) -> None:
         """Take a request that arrived at `now`."""
         self._now = now
+        self._weights.tell(request.submission.submit)
         queue = self._queue_of(request)
-        queue.weight = request.submission.submit.weight
         queue.add(request)
         self._joined(request, queue)
 
@@ -367,17 +369,15 @@ class FairQueue:
             self._reserved = None
 
     def _queue_of(self, request: Request) -> TenantQueue:
-        tenant = request.tenant
+        tenant, weight = request.tenant, self._weights.of(request.submission.submit)
         queue = self._tenants.get(tenant)
         if queue is None:
-            clock = WaitClock(self._now, request.clock.leader)
-            queue = TenantQueue(
-                request.submission.submit.weight,
-                clock,
+            queue = self._tenants[tenant] = TenantQueue(
+                WaitClock(self._now, request.clock.leader),
                 self._settings.max_skips,
                 lambda program: self._programs.attained_ms(tenant, program),
             )
-            self._tenants[tenant] = queue
+        queue.weight = weight
         return queue
 
     def _joined(self, request: Request, queue: TenantQueue) -> None:

@@ -5,7 +5,7 @@ without an error: they are not causal, keep part of their attention in the mask,
 without attention.  None of the checks knows a model by name.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, TypedDict
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from loraplex.engine.errors import ModelUnsupported
-from loraplex.kernels.attention import Scoring
-from loraplex.kernels.attention_plan import Window
+from loraplex.kernels.attention import Scoring, Window
 
 # What some attention functions are told and ours does not do, in words.
 _UNSERVED: Mapping[str, str] = MappingProxyType(
@@ -54,6 +53,8 @@ class LayerShape:
     value_dim: int
     window: Window
     softcap: float | None = None
+    group: int = 1
+    """Heads of queries for each of keys and values."""
 
 
 class AttentionStep(Protocol):
@@ -76,7 +77,14 @@ class AttentionProbe:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         """Record the call; plain causal attention, shapes as in ``AttentionStep``."""
-        shape = LayerShape(k.shape[1], k.shape[2], v.shape[2], scoring.window, scoring.softcap)
+        shape = LayerShape(
+            kv_heads=k.shape[1],
+            key_dim=k.shape[2],
+            value_dim=v.shape[2],
+            window=scoring.window,
+            softcap=scoring.softcap,
+            group=q.shape[1] // k.shape[1],
+        )
         self.calls.append((layer, shape))
         attended = nn.functional.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
@@ -207,6 +215,25 @@ def _check_all_came(what: str, declared: float | None, passed: set[float | None]
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Of a linear layer."""
+
+    path: str
+    layer: nn.Linear
+    input: Tensor
+    """Held, so that no other tensor takes its identity."""
+    numbers: Tensor
+    """A copy, since others may write into it between two calls."""
+
+    def shares_input(self, other: "_Call") -> bool:
+        return (
+            self.input is other.input
+            and self.layer.weight.dtype is other.layer.weight.dtype
+            and torch.equal(self.numbers, other.numbers)
+        )
+
+
 class RowProbe:
     """Finds the modules that see each row of a forward pass once, in order.
 
@@ -219,6 +246,7 @@ class RowProbe:
     ) -> None:
         """``head`` is the path of the module that sees other rows than the rest, and how many."""
         self._calls: dict[str, list[int]] = {}
+        self._inputs: list[_Call] = []
         self._body_rows = body_rows
         self._head_path, self._head_rows = head
         self._handles = [
@@ -234,6 +262,19 @@ class RowProbe:
             path for path, rows in self._calls.items() if rows == [self._expected(path)]
         )
 
+    def shared_inputs(self, linears: Collection[str]) -> tuple[tuple[str, ...], ...]:
+        """Those of ``linears`` that were called one after the other with the identical tensor, and
+        found the same numbers in it; after `finish`."""
+        groups: list[list[_Call]] = []
+        for call in self._inputs:
+            if call.path in linears:
+                last = groups[-1][-1] if groups else None
+                if last is None or not last.shares_input(call):
+                    groups.append([])
+                groups[-1].append(call)
+        self._inputs.clear()
+        return tuple(tuple(call.path for call in group) for group in groups if len(group) > 1)
+
     def _expected(self, path: str) -> int:
         return self._head_rows if path == self._head_path else self._body_rows
 
@@ -242,6 +283,8 @@ class RowProbe:
             shape = inputs[0].shape if inputs else torch.Size()
             shape = shape if isinstance(module, nn.Embedding) else shape[:-1]
             self._calls.setdefault(path, []).append(shape.numel() if shape else 0)
+            if isinstance(module, nn.Linear) and inputs:
+                self._inputs.append(_Call(path, module, inputs[0], inputs[0].clone()))
 
         return record
 

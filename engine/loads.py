@@ -33,6 +33,8 @@ class Loads:
         """The same of prefetches that nobody has claimed."""
         self._kept: set[str] = set()
         """Requests that wait and have a lease."""
+        self._seen_version = -1
+        """Of the residency, when it was last looked who has arrived."""
 
     @property
     def bytes_in_flight(self) -> int:
@@ -145,6 +147,9 @@ class Loads:
     def note_ended(self, requests: Iterable[Request], now: float) -> bool:
         """Forget loads that have ended; False if there were none. Once before each plan; `requests`
         are all that are open on `keys`."""
+        if self._seen_version == self._residency.version:
+            return False  # nothing has arrived, failed or been started since
+        self._seen_version = self._residency.version
         if not self._num_bytes and not self._prefetched:
             return False
         state = self._residency.state

@@ -69,6 +69,15 @@ class Mailbox:
             self._messages.clear()
             return messages
 
+    def take_submits(self) -> list[Submit]:
+        """Remove and return the requests that come before any other message."""
+        with self._changed:
+            submits: list[Submit] = []
+            while self._messages and isinstance(first := self._messages[0], Submit):
+                submits.append(first)
+                self._messages.popleft()
+            return submits
+
     def wait(self, at_most_s: float | None = None) -> None:
         """Block until there is something to take or `wake` was called, or for so long."""
         with self._changed:

@@ -25,10 +25,14 @@ from transformers.utils import logging as transformers_logging
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.engine import gate
 from loraplex.engine.adaptable import Adaptable
-from loraplex.engine.adapted import AdoptedWeights, adopt
+from loraplex.engine.adapted import AdoptedWeights, adopt, linear_weights
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.errors import ModelUnsupported
-from loraplex.engine.lora_linear import LoraBatch
+from loraplex.engine.forward import logits_of
+from loraplex.engine.fused import fuse
+from loraplex.engine.fused_model import Ends
+from loraplex.engine.linear_group import are_alike, columns_of_wider
+from loraplex.engine.lora_batch import LoraBatch
 from loraplex.engine.memory import free_host_bytes, require_model_fits
 from loraplex.engine.model_files import (
     check_folder,
@@ -40,6 +44,9 @@ from loraplex.engine.model_files import (
 from loraplex.engine.parameter_probe import ParameterProbe
 from loraplex.engine.tokenizer_files import TokenizerFiles, read_tokenizer
 from loraplex.kernels.attention import Scoring
+from loraplex.kernels.cpu_kernels import CpuKernels
+from loraplex.kernels.linear import Packer
+from loraplex.kernels.linear_choice import Choose, candidates, preferred
 
 _ATTENTION = "loraplex_paged"
 _DTYPES = MappingProxyType(
@@ -84,6 +91,10 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
+    kernels: CpuKernels | None
+    """What is compiled for the CPU that it is on."""
+    packer: Packer
+    """Has packed the weights of linear layers."""
 
     @property
     def weights(self) -> AdoptedWeights:
@@ -104,11 +115,16 @@ class LoadedModel:
         Returns:
             ``[n, vocab]`` in the model's dtype.
         """
-        return _forward(self.network, input_ids, positions, rows, step)
+        return logits_of(self.network, input_ids, positions, rows, step)
 
 
-def load_model(config: ModelConfig) -> LoadedModel:
+def load_model(
+    config: ModelConfig, kernels: CpuKernels | None = None, choose: Choose = preferred
+) -> LoadedModel:
     """Load a base model from a folder or a name of the hub, and put it through the gate.
+
+    On a CPU ``kernels`` computes what it knows; without it torch does all. ``choose`` decides who
+    computes dense layers.
 
     Raises:
         ModelUnsupported: there is no such model, its files are not whole, or it would not be
@@ -122,7 +138,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
         declared = declare(path)
         config = _with_dtype(config, path)
         _require_memory(config, path)
-        return _inspect(config, path, declared, _load_network(path, config))
+        network = _load_network(path, config)
+        return _inspect(path, declared, network, config, kernels, choose)
     except ModelUnsupported as error:
         model_type = read_config(path).get("model_type")
         raise ModelUnsupported(f"{config.path} ({model_type}) cannot be served: {error}") from error
@@ -198,15 +215,26 @@ def _check_weights(report: Mapping[str, Any]) -> None:
 
 
 def _inspect(
-    config: ModelConfig, path: Path, declared: gate.Declaration, network: PreTrainedModel
+    path: Path,
+    declared: gate.Declaration,
+    network: PreTrainedModel,
+    config: ModelConfig,
+    kernels: CpuKernels | None,
+    choose: Choose,
 ) -> LoadedModel:
     if not network._supports_attention_backend:  # noqa: SLF001  it says so nowhere else
         raise ModelUnsupported(_OWN_ATTENTION)
-    head_path = _path_of(network, _head(network))
     embeddings: Any = network.get_input_embeddings()
+    ends = Ends(_path_of(network, embeddings), _path_of(network, _head(network)))
+    head_path = ends.head
     device = torch.device(config.device)
     vocab_size: int = embeddings.weight.shape[0]
-    layers, shapes = _probe(network, declared, (head_path, vocab_size), device)
+    layers, shapes, groups = _probe(network, declared, (head_path, vocab_size), device)
+    dtype = _DTYPES[config.dtype]
+    packer = choose(candidates(dtype, device, kernels), linear_weights(network, shapes, head_path))
+    lora = adopt(network, shapes, head_path, groups, packer)
+    if kernels is not None and device.type == "cpu":
+        fuse(network, ends, kernels.elementwise)
     return LoadedModel(
         config=config,
         path=path,
@@ -214,12 +242,14 @@ def _inspect(
         layers=layers,
         head_path=head_path,
         shapes=shapes,
-        lora=adopt(network, shapes, head_path),
+        lora=lora,
         vocab_size=vocab_size,
         max_model_len=gate.max_model_len(declared, config.max_model_len),
         eos_token_ids=_eos_token_ids(network),
-        dtype=_DTYPES[config.dtype],
+        dtype=dtype,
         device=device,
+        kernels=kernels if device.type == "cpu" else None,
+        packer=packer,
     )
 
 
@@ -276,10 +306,11 @@ def _probe(
     declared: gate.Declaration,
     head: tuple[str, int],
     device: torch.device,
-) -> tuple[tuple[gate.LayerShape, ...], BaseShapes]:
+) -> tuple[tuple[gate.LayerShape, ...], BaseShapes, tuple[tuple[str, ...], ...]]:
     """Run one short sequence through the model and see what it calls.
 
-    ``head`` is the path of the layer that makes the logits, and how many tokens there are.
+    ``head`` is the path of the layer that makes the logits, and how many tokens there are.  The
+    last of what is returned are paths of linear layers that can be computed together.
     """
     head_path, vocab_size = head
     tokens = torch.arange(7, device=device)
@@ -290,37 +321,32 @@ def _probe(
     probe = gate.RowProbe(network, adaptable.paths, len(tokens), (head_path, len(rows)))
     parameters = ParameterProbe(network, adaptable.paths, len(tokens))
     try:
-        logits = _forward(network, tokens, positions, rows, attention)
+        logits = logits_of(network, tokens, positions, rows, attention)
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         raise ModelUnsupported(f"its forward pass failed: {error}") from error
     layers = gate.check_layers(declared, attention)
     gate.check_logits(logits, (len(rows), vocab_size))
     served = adaptable.among(probe.finish())
+    groups = probe.shared_inputs(served.linears.keys())
+    parameters_found = parameters.finish()
+    grouped = [network.get_submodule(path) for group in groups for path in group]
+    try:
+        with columns_of_wider(grouped):
+            again = logits_of(network, tokens, positions, rows, gate.AttentionProbe())
+        groups = groups if are_alike(again, logits) else ()
+    except RuntimeError:  # of a view that needs its tensor in one piece
+        groups = ()
     embedding: Any = network.get_input_embeddings()
-    return layers, BaseShapes(
+    shapes = BaseShapes(
         linears=served.linears,
         embeddings=served.embeddings,
         heads=frozenset({head_path} & served.linears.keys()),
         token_embedding=_path_of(network, embedding),
         is_tied=network.get_submodule(head_path).weight is embedding.weight,
         biases=served.biases,
-        parameters=parameters.finish(),
+        parameters=parameters_found,
     )
-
-
-def _forward(
-    network: nn.Module, input_ids: Tensor, positions: Tensor, rows: Tensor, step: gate.AttentionStep
-) -> Tensor:
-    # The whole model is called, not its body and head: soft caps and scales lie between them.
-    output = network(
-        input_ids=input_ids[None],
-        position_ids=positions[None],
-        use_cache=False,
-        logits_to_keep=rows,
-        step=step,
-    )
-    logits: Tensor = output.logits[0]
-    return logits
+    return layers, shapes, groups
 
 
 def _attention(

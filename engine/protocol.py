@@ -8,9 +8,17 @@ from typing import Literal
 
 import msgspec
 
+from loraplex.engine.journal_protocol import (
+    JournalQuery,
+    JournalReport,
+    JournalState,
+    JournalTotals,
+    JournalTotalsQuery,
+)
 from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport
+from loraplex.engine.usage import Usage as Usage  # noqa: PLC0414  a part of the protocol, told from here
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -18,7 +26,9 @@ ADAPTER_MISMATCH = "adapter_mismatch"
 """Code of `Failed` for an adapter that does not fit the worker's base model."""
 ServiceTier = Literal["priority", "default", "flex"]
 """Before others of its tenant; as they come; on what nobody else can use."""
-RejectionCode = Literal["overloaded", "late", "refused", "over_cap", "draining"]
+RejectionCode = Literal[
+    "overloaded", "late", "refused", "over_cap", "draining", "journal_unavailable"
+]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +90,12 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     sampling: Sampling
     weight: float = 1.0
     """The tenant's share, relative to other tenants."""
+    weight_version: int = 0
+    """Of the tenant's record that the weight was read from: the newest holds, whichever gateway's
+    request comes last."""
+    accepted_at_s: float = 0.0
+    """When its gateway accepted it, by that one's clock, as Unix time: the journal's sums go by
+    it, as the ledger's do; 0 takes the worker's clock."""
     service_tier: ServiceTier = "default"
     program: str = ""
     """What the request is a part of, in the tenant's own words: of programs that wait, the one that
@@ -147,6 +163,8 @@ GatewayMessage = (
     | Pins
     | MetricsQuery
     | ResidencyQuery
+    | JournalQuery
+    | JournalTotalsQuery
     | Verify
     | EndVerification
 )
@@ -203,16 +221,6 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     """None: trying again would not help."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What ran, counted by the engine in tokens."""
-
-    prompt_tokens: int
-    """Of the prompt, those that were computed: all of it, unless the request ended before."""
-    cached_tokens: int
-    """Prompt tokens served from the prefix cache."""
-    completion_tokens: int
-
-
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
     """A token that might have come at a position."""
 
@@ -236,7 +244,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Most likely first."""
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """New output of one choice: `ids[0]` is its output token number `sequence` (from 0).
 
     A step makes hundreds; none can be part of a cycle, so that collections need not look at them.
@@ -268,6 +276,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     waited_ms: dict[str, float] = {}
     """How long its first choice waited, by reason (`engine.waits.Reason`); waiting after a
     preemption counts too."""
+    output_digest: bytes = b""
+    """16 bytes, of the ids of all output (`journal_format.output_digest`), as the worker's journal
+    has it; empty from a worker that keeps none."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +288,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     message: str
     usage: Usage
+    output_digest: bytes = b""
+    """As in `Finished`."""
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,4 +361,13 @@ class Verified(msgspec.Struct, frozen=True, tag="verified", kw_only=True):
     """True if that is since the tenant may not hold so much in memory."""
 
 
-WorkerMessage = Welcome | StepFrame | MetricsText | ResidencyReport | Verified
+WorkerMessage = (
+    Welcome
+    | StepFrame
+    | MetricsText
+    | ResidencyReport
+    | JournalReport
+    | JournalTotals
+    | JournalState
+    | Verified
+)

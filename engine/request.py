@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+import msgspec
+
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cached_block import Namespace
 from loraplex.engine.host_blocks import HostCopy
@@ -16,8 +18,7 @@ from loraplex.engine.waits import Reason, WaitClock, named
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """What may be sent of a choice at some moment."""
 
     text: str = ""

@@ -32,6 +32,9 @@ class Pins(msgspec.Struct, frozen=True, tag="pins", kw_only=True):
     """By tenant, what others cannot push its adapters out of."""
     caps: dict[str, int] = {}
     """By tenant, the most that its adapters may hold."""
+    host_floors: dict[str, int] = {}
+    host_caps: dict[str, int] = {}
+    """The same of the host's memory."""
 
 
 class ResidencyQuery(msgspec.Struct, frozen=True, tag="residency_query"):
@@ -83,3 +86,5 @@ class ResidencyReport(msgspec.Struct, frozen=True, tag="residency_report", kw_on
     """Pins that do not hold: they exceed their tenant's cap, or what may be reserved."""
     refused_floors: tuple[str, ...]
     """Tenants whose floors do not hold, since they exceed what may be reserved."""
+    refused_host_floors: tuple[str, ...] = ()
+    """The same of the host's memory."""

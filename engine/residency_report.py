@@ -28,6 +28,7 @@ def report_of(residency: Residency, now: float, query_id: int) -> ResidencyRepor
         pins_version=granted.reservations.version,
         refused_pins=tuple(Pin(*key) for key in granted.refused_pins),
         refused_floors=granted.refused_floors,
+        refused_host_floors=host.granted.refused_floors,
     )
 
 

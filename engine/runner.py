@@ -1,9 +1,10 @@
 """Computes steps: one forward pass of the base model with the adapters of its rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,17 +12,26 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
+from loraplex.engine.decode_graphs import (
+    BUCKETS,
+    MAX_KEYS,
+    MAX_RANK,
+    DecodeGraphs,
+    GraphInputs,
+    Record,
+    RecordableAttention,
+)
+from loraplex.engine.fused import fused_forwards
 from loraplex.engine.kv_copies import KvCopies
 from loraplex.engine.kv_pages import release_blocks
-from loraplex.engine.lora_linear import LoraRows
+from loraplex.engine.launched import Launched, step_output
+from loraplex.engine.lora_rows import LoraRows
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
-from loraplex.engine.sampler import sample
-from loraplex.kernels.attention import KvCache, Scoring, allocate_kv_cache, paged_attention
-from loraplex.kernels.attention_plan import AttentionMetadata, KvLayout
-from loraplex.kernels.lora_cpu import CpuLora
-
-_NOT_FINITE = "the model computed numbers that are not finite"
+from loraplex.engine.sampler import Draw, draw
+from loraplex.kernels.attention import Attention, KvCache, KvLayout, Scoring, allocate_kv_cache
+from loraplex.kernels.attention_choice import choose_attention
+from loraplex.kernels.segment_buffers import SegmentBuffers
 
 
 def kv_bytes_per_block(model: LoadedModel, block_size: int) -> int:
@@ -31,14 +41,15 @@ def kv_bytes_per_block(model: LoadedModel, block_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _PagedStep:
+class _StepAttention:
     """Attention of one step over the pool; the model's layers call it."""
 
+    attention: Attention[Any]
     caches: Sequence[KvCache]
-    metadata: AttentionMetadata
+    metadata: Any
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        return paged_attention(q, k, v, self.caches[layer], self.metadata, scoring)
+        return self.attention.attend(q, k, v, self.caches[layer], self.metadata, scoring)
 
 
 class ModelRunner:
@@ -49,27 +60,34 @@ class ModelRunner:
         model: LoadedModel,
         num_blocks: int,
         block_size: int,
-        cpu_lora: CpuLora | None = None,
         num_host_blocks: int = 0,
     ) -> None:
-        """``cpu_lora`` computes adapters where the model runs on a CPU, in a dtype that it knows;
-        without it torch does."""
-        if model.device.type != "cpu" or not (cpu_lora and cpu_lora.supports(model.dtype)):
-            cpu_lora = None
+        """Blocks are of ``block_size`` tokens; ``num_host_blocks`` hold what is swapped out."""
+        kernels = model.kernels
+        cpu_lora = kernels.lora if kernels and kernels.lora.supports(model.dtype) else None
         self._model = model
         self._lora = model.lora
         self.block_size = block_size
         kv_layout = KvLayout(num_blocks, block_size)
         host_layout = KvLayout(num_host_blocks, block_size)
         self._layout = BatchLayout(
-            kv=kv_layout,
-            windows=frozenset(layer.window for layer in model.layers),
+            attention=choose_attention(
+                kv_layout,
+                frozenset(model.layers),
+                dtype=model.dtype,
+                device=model.device,
+                kernels=kernels,
+            ),
             vocab_size=model.vocab_size,
             cpu_lora=cpu_lora,
             dtype=model.dtype,
             device=model.device,
         )
         self._builder = BatchBuilder(self._layout)
+        on_gpu = model.device.type == "cuda"
+        self._beside = torch.cuda.Stream(model.device) if on_gpu else None  # type: ignore[no-untyped-call]  # torch has no types here
+        self.num_steps = {False: 0, True: 0}
+        """That were computed, by whether it was by a graph."""
         self._caches = _allocate(model, kv_layout, model.device)
         self._copies = KvCopies(self._caches, _allocate(model, host_layout, torch.device("cpu")))
 
@@ -85,10 +103,26 @@ class ModelRunner:
 
     @property
     def kernels(self) -> str:
-        """Which code computes adapters here; step times depend on it."""
+        """Which code computes here; step times depend on it."""
+        adapters = "torch" if self._layout.cpu_lora is None else "compiled code"
         if self._layout.device.type != "cpu":
-            return "adapters by triton"
-        return "adapters by torch" if self._layout.cpu_lora is None else "adapters by compiled code"
+            adapters = "triton"
+        return (
+            f"adapters by {adapters}, dense layers by {self._model.packer.name}, "
+            f"attention by {type(self._layout.attention).__name__}, "
+            f"{len(fused_forwards(self._model.network))} fused modules, "
+            f"{'with' if self._builder.graphs else 'no'} graphs"
+        )
+
+    @property
+    def overlaps(self) -> bool:
+        """See `core.Runner`."""
+        return self._layout.device.type != "cpu"
+
+    @property
+    def reads_b_transposed(self) -> bool:
+        """True if adapters' `b` should lie transposed in memory; any other way is changed."""
+        return self._layout.cpu_lora is not None
 
     def locate(self, weights: AdapterWeights) -> AdapterWeights:
         """Prepare weights that have just been loaded for compiled kernels; torch needs nothing."""
@@ -98,7 +132,7 @@ class ModelRunner:
             weights,
             self._layout.dtype,
             self._layout.device,
-            b_is_transposed=self._layout.cpu_lora is not None,
+            on_cpu=self._layout.cpu_lora is not None,
         )
 
     def measure_copy_ms(self) -> float:
@@ -117,17 +151,71 @@ class ModelRunner:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
         return self._builder.build(plan, adapters)
 
+    def launch(self, batch: StepBatch) -> Launched | StepBatch:
+        """See `core.Runner`."""
+        if not self.overlaps:
+            return batch
+        return Launched.of(batch, self._draw(batch))
+
+    def collect(self, launched: Launched | StepBatch) -> StepOutput:
+        """See `core.Runner`."""
+        if isinstance(launched, StepBatch):
+            return step_output(launched, self._draw(launched))
+        return launched.output()
+
+    def abandon(self) -> None:
+        """See `core.Runner`."""
+        if self._beside is not None:
+            with suppress(RuntimeError):  # of the device, which the step has raised already
+                torch.cuda.synchronize(self._layout.device)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """On a GPU, queue what runs inside beside the steps, and wait for it at the end: from then
+        on steps may read it. Safe from any thread.
+
+        Memory that is taken inside goes to the next that runs here as soon as its tensors are gone,
+        whatever steps still do: so the engine gives up adapters between steps alone.
+        """
+        if self._beside is None:
+            yield
+            return
+        with torch.cuda.stream(self._beside):
+            yield
+        self._beside.synchronize()
+
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute the batch and draw a token for each chunk that samples."""
-        sampled = sample(self.logits(batch), batch.sampling)
-        token_ids = np.empty_like(sampled.token_ids)
-        token_ids[batch.places] = sampled.token_ids
-        keys, places = batch.sampled_keys, batch.places
-        return StepOutput(
-            token_ids,
-            {keys[places[row]]: _NOT_FINITE for row in sampled.failed},
-            {keys[places[row]]: found for row, found in sampled.logprobs.items()},
-        )
+        return self.collect(self.launch(batch))
+
+    def record_graphs(
+        self, record: Record, buckets: Sequence[int] = BUCKETS
+    ) -> Iterator[DecodeGraphs]:
+        """Record graphs for steps of few decodes, up to so many rows each; none where attention or
+        adapters cannot be part of one. Yields what there is after each; see `use_graphs`."""
+        layout, modules = self._layout, len(self._model.shapes.linears)
+        attention = layout.attention
+        if not isinstance(attention, RecordableAttention) or layout.cpu_lora is not None:
+            return
+        max_keys = min(MAX_KEYS, self._model.max_model_len)
+
+        def new_inputs(num_rows: int, is_adapted: bool) -> GraphInputs:
+            device, segments = layout.device, None
+            if is_adapted:
+                segments = SegmentBuffers.of(modules, num_rows, MAX_RANK, layout.dtype, device)
+            return GraphInputs(
+                ids_and_positions=torch.zeros(2, num_rows, dtype=torch.int64, device=device),
+                rows=torch.arange(num_rows, device=device),
+                attention=attention.buffers(num_rows, max_keys),
+                segments=segments,
+            )
+
+        limits = MAX_RANK, max_keys
+        yield from DecodeGraphs.record(new_inputs, self._forward_inputs, record, limits, buckets)
+
+    def use_graphs(self, graphs: DecodeGraphs) -> None:
+        """Compute the steps that fit into these graphs by them."""
+        self._builder.graphs = graphs
 
     @torch.inference_mode()
     def logits(self, batch: StepBatch) -> Tensor:
@@ -136,10 +224,23 @@ class ModelRunner:
         Where an adapter has other tokens than the base model, rows are as wide as the widest, and
         hold −∞ for tokens that their own adapter does not have.
         """
-        step = _PagedStep(self._caches, batch.attention)
+        self.num_steps[batch.graph is not None] += 1
+        if batch.graph is not None:
+            return batch.graph.logits(len(batch.places)).float()
+        step = _StepAttention(self._layout.attention, self._caches, batch.attention)
         with self._lora.step(batch.body, batch.head):
             logits = self._model.logits(batch.input_ids, batch.positions, batch.sampled_rows, step)
         return _within_vocabulary(logits.float(), batch.head, self._model.vocab_size)
+
+    def _draw(self, batch: StepBatch) -> Draw:
+        return draw(self.logits(batch), batch.sampling)
+
+    @torch.inference_mode()
+    def _forward_inputs(self, inputs: GraphInputs) -> Tensor:
+        step = _StepAttention(self._layout.attention, self._caches, inputs.attention.step)
+        with self._lora.step(inputs.lora, inputs.lora):
+            ids, positions = inputs.ids_and_positions
+            return self._model.logits(ids, positions, inputs.rows, step)
 
 
 def _within_vocabulary(logits: Tensor, rows: LoraRows, vocab_size: int) -> Tensor:

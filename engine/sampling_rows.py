@@ -17,6 +17,7 @@ from torch import Tensor
 
 from loraplex.engine.plan import SAMPLING, SampleSpec, StepPlan
 from loraplex.engine.seeds import uniform
+from loraplex.kernels.staging import Staging
 
 MIN_TEMPERATURE = 1e-30
 """What is lower draws the same, and does not overflow."""
@@ -145,19 +146,19 @@ class SampledSpecs:
         return SampledSpecs(self.sampling.take(places), self.positions[places], specs)
 
 
-def sampling_rows(rows: SampledSpecs, vocab_size: int, device: torch.device) -> SamplingRows:
-    """Lay out the options of sampled rows on the device."""
-    size = max(1, _CPU_GROUP_LOGITS // vocab_size) if device.type == "cpu" else 1 << 30
+def sampling_rows(rows: SampledSpecs, vocab_size: int, stage: Staging) -> SamplingRows:
+    """Lay out the options of sampled rows on the device, once `stage` is sent."""
+    size = max(1, _CPU_GROUP_LOGITS // vocab_size) if stage.device.type == "cpu" else 1 << 30
     groups: list[Group] = []
     for kind, members in _by_kind(rows):
-        drawn = None if kind is _Kind.GREEDY else _drawn(rows, members, kind, device)
-        ids = torch.from_numpy(members).to(device)
+        drawn = None if kind is _Kind.GREEDY else _drawn(rows, members, kind, stage)
+        ids = stage.add(members)
         for start in range(0, len(members), size):
             part = slice(start, start + size)
             groups.append(
                 Group(
                     rows=ids[part],
-                    edits=_edits_of(rows.specs, members[part].tolist(), device),
+                    edits=_edits_of(rows.specs, members[part].tolist(), stage),
                     drawn=None if drawn is None else drawn.part(part),
                 )
             )
@@ -166,7 +167,7 @@ def sampling_rows(rows: SampledSpecs, vocab_size: int, device: torch.device) -> 
     return SamplingRows(
         num_rows=len(rows.positions),
         groups=tuple(groups),
-        reported=torch.tensor(list(reported)).to(device) if reported else None,
+        reported=stage.add(np.array(list(reported))) if reported else None,
         num_top_logprobs=tuple(reported.values()),
     )
 
@@ -207,18 +208,16 @@ def _is_edited(spec: SampleSpec) -> bool:
     return bool(spec.logit_bias or spec.forbidden_ids or spec.penalties is not None)
 
 
-def _edits_of(
-    specs: Mapping[int, SampleSpec], rows: Sequence[int], device: torch.device
-) -> Edits | None:
+def _edits_of(specs: Mapping[int, SampleSpec], rows: Sequence[int], stage: Staging) -> Edits | None:
     edited = {place: specs[row] for place, row in enumerate(rows) if row in specs} if specs else {}
     if not any(map(_is_edited, edited.values())):
         return None
-    return _edits([edited.get(place, _NOTHING) for place in range(len(rows))], device)
+    return _edits([edited.get(place, _NOTHING) for place in range(len(rows))], stage)
 
 
-def _edits(options: Sequence[SampleSpec], device: torch.device) -> Edits:
+def _edits(options: Sequence[SampleSpec], stage: Staging) -> Edits:
     def marked(of_row: Callable[[SampleSpec], _Marks]) -> Marked | None:
-        return _marked([of_row(spec) for spec in options], device)
+        return _marked([of_row(spec) for spec in options], stage)
 
     return Edits(
         forbidden=marked(lambda spec: (spec.forbidden_ids, -torch.inf)),
@@ -248,7 +247,7 @@ def _unzipped(pairs: Sequence[tuple[int, float]]) -> _Marks:
     return tuple(token_id for token_id, _ in pairs), [value for _, value in pairs]
 
 
-def _marked(of_rows: Sequence[_Marks], device: torch.device) -> Marked | None:
+def _marked(of_rows: Sequence[_Marks], stage: Staging) -> Marked | None:
     lengths = [len(ids) for ids, _ in of_rows]
     if not any(lengths):
         return None
@@ -258,34 +257,32 @@ def _marked(of_rows: Sequence[_Marks], device: torch.device) -> Marked | None:
     ]
     ids = [np.asarray(ids, np.int64) for ids, _ in of_rows]
     return Marked(
-        rows=torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device),
-        ids=torch.from_numpy(np.concatenate(ids)).to(device),
-        values=torch.from_numpy(np.concatenate(values)).to(device),
+        rows=stage.add(np.repeat(np.arange(len(lengths)), lengths)),
+        ids=stage.add(np.concatenate(ids)),
+        values=stage.add(np.concatenate(values)),
     )
 
 
-def _drawn(
-    rows: SampledSpecs, members: NDArray[np.intp], kind: _Kind, device: torch.device
-) -> Drawn:
+def _drawn(rows: SampledSpecs, members: NDArray[np.intp], kind: _Kind, stage: Staging) -> Drawn:
     sampling = rows.sampling[members]
     draws = zip(sampling["seed"].tolist(), rows.positions[members].tolist(), strict=True)
     return Drawn(
-        temperature=_column(np.maximum(sampling["temperature"], MIN_TEMPERATURE), device),
-        uniform=_column(np.array([uniform(*draw) for draw in draws]), device),
-        filters=None if kind is _Kind.ALL else _filters(sampling, device),
+        temperature=_column(np.maximum(sampling["temperature"], MIN_TEMPERATURE), stage),
+        uniform=_column(np.array([uniform(*draw) for draw in draws]), stage),
+        filters=None if kind is _Kind.ALL else _filters(sampling, stage),
     )
 
 
-def _filters(sampling: NDArray[np.void], device: torch.device) -> Filters:
+def _filters(sampling: NDArray[np.void], stage: Staging) -> Filters:
     top_k = np.where(sampling["top_k"] > 0, sampling["top_k"], _NO_TOP_K)
     top_p = np.where(sampling["top_p"] < 1, sampling["top_p"], np.inf)
     return Filters(
-        top_k=_column(top_k, device),
-        top_p=_column(top_p, device),
-        min_p=_column(sampling["min_p"], device),
+        top_k=_column(top_k, stage),
+        top_p=_column(top_p, stage),
+        min_p=_column(sampling["min_p"], stage),
         max_top_k=int(top_k.max()) if sampling["top_k"].all() else None,
     )
 
 
-def _column(values: NDArray[Any], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device).unsqueeze(1)
+def _column(values: NDArray[Any], stage: Staging) -> Tensor:
+    return stage.add(np.ascontiguousarray(values)).unsqueeze(1)

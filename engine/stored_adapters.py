@@ -4,16 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from loraplex.adapters import weights
-from loraplex.adapters.known import Known
+from loraplex.adapters.outline import Outlines
 from loraplex.adapters.storage import Store
-from loraplex.adapters.targets import Resolved
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.runner import ModelRunner
-
-MAX_RESOLUTIONS = 256
-"""Adapters of which it is remembered which modules their patterns name; up to 1 MB each."""
-PATTERN_RETRY_S = 60.0
-"""So long after a pattern took too long, it is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,34 +17,39 @@ class StoredAdapters:
 
     store: Store
     runner: ModelRunner
-    resolutions: Known[Resolved] = field(
-        default_factory=lambda: Known(MAX_RESOLUTIONS, PATTERN_RETRY_S)
-    )
+    outlines: Outlines = field(default_factory=Outlines)
 
     def read(self, digest: str) -> VerifiedAdapter:
-        """See `weights.read`."""
-        pins = self.runner.model.device.type == "cuda"
-        model = self.runner.model
-        return weights.read(
-            self.store,
-            digest,
-            model.shapes,
-            model.weights,
-            pins=pins,
-            resolutions=self.resolutions,
-        )
+        """See `weights.read`; laid out as the runner's kernels read it."""
+        return self._read(digest, transposes_b=self.runner.reads_b_transposed)
 
     def place(
         self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]
     ) -> AdapterWeights:
         """See `weights.place`; made ready for the runner's kernels."""
         model = self.runner.model
-        placed = weights.place(on_host, dtype=model.dtype, device=model.device, on_layer=on_layer)
-        return self.runner.locate(placed)
+        with self.runner.beside():
+            placed = weights.place(
+                on_host, dtype=model.dtype, device=model.device, on_layer=on_layer
+            )
+            return self.runner.locate(placed)
 
     def plain(self, digest: str) -> AdapterWeights:
         """Read and place an adapter as plain torch computes it, beside what is resident.
 
         Raises what `read` raises."""
         model = self.runner.model
-        return weights.place(self.read(digest), dtype=model.dtype, device=model.device)
+        read = self._read(digest, transposes_b=False)
+        return weights.place(read, dtype=model.dtype, device=model.device)
+
+    def _read(self, digest: str, *, transposes_b: bool) -> VerifiedAdapter:
+        model = self.runner.model
+        return weights.read(
+            self.store,
+            digest,
+            model.shapes,
+            model.weights,
+            pins=model.device.type == "cuda",
+            transposes_b=transposes_b,
+            outlines=self.outlines,
+        )

@@ -10,7 +10,8 @@ from hmac import compare_digest
 import msgspec
 
 from loraplex.engine.core import StepReport
-from loraplex.engine.errors import AddressInUse
+from loraplex.engine.errors import AddressInUse, EngineOverloaded, RequestRefused
+from loraplex.engine.events import rejection
 from loraplex.engine.frames import (
     Address,
     Security,
@@ -20,6 +21,8 @@ from loraplex.engine.frames import (
     read_frame,
 )
 from loraplex.engine.inspection import Inspection
+from loraplex.engine.journal import Journal
+from loraplex.engine.journal_protocol import JournalQuery, JournalState, JournalTotalsQuery
 from loraplex.engine.mailbox import Inbox
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
@@ -87,6 +90,7 @@ class StreamServer:
         security: Security,
         metrics: Callable[[], str],
         verify: Callable[[Verify], Awaitable[Verified]],
+        journal: Journal,
     ) -> None:
         """`metrics` renders the worker's metrics as Prometheus text; `verify` tests an adapter and
         raises nothing."""
@@ -95,6 +99,9 @@ class StreamServer:
         self._security = security
         self._metrics = metrics
         self._verify = verify
+        self._journal = journal
+        journal.on_change = self._tell_journal
+        self._journal_answers: set[asyncio.Task[None]] = set()
         self._verifications: set[asyncio.Task[None]] = set()
         self._gateways: set[_Gateway] = set()
         self._owners: dict[str, _Gateway] = {}
@@ -122,6 +129,7 @@ class StreamServer:
         events = report.events
         if not events:
             return
+        self._journal.note(events)
         for gateway in self._gateways:
             frame = events.frame(self._welcome.epoch, report.plan.step, gateway.request_ids)
             if not _is_empty(frame):
@@ -156,6 +164,8 @@ class StreamServer:
         if self._server is not None:
             self._server.close()
             self._end_verifications()
+            for answer in self._journal_answers:
+                answer.cancel()
             gateways = list(self._gateways)
             for gateway in gateways:
                 gateway.close()
@@ -200,7 +210,13 @@ class StreamServer:
             _log.warning("a gateway was refused: it speaks protocol %d", hello.protocol)
             return False
         self._gateways.add(gateway)
+        if self._journal.failure:
+            gateway.send(JournalState(self._journal.failure))
         return True
+
+    def _tell_journal(self) -> None:
+        for gateway in self._gateways:
+            gateway.send(JournalState(self._journal.failure))
 
     async def _read(self, reader: StreamReader, gateway: _Gateway) -> None:
         decoder = msgspec.msgpack.Decoder(GatewayMessage)
@@ -213,14 +229,24 @@ class StreamServer:
                         self._inbox.put(message)
                 case Drop() | Pins() as message:
                     self._inbox.put(message)
-                case ResidencyQuery(query_id):
-                    self._inspect(query_id, gateway)
-                case MetricsQuery(query_id):
-                    gateway.send(MetricsText(query_id, self._metrics()))
                 case Verify() | EndVerification() as message:
                     self._verify_or_end(message, gateway)
                 case Hello():
                     raise ValueError("a second hello")
+                case query:
+                    self._answer(query, gateway)
+
+    def _answer(
+        self,
+        query: ResidencyQuery | MetricsQuery | JournalQuery | JournalTotalsQuery,
+        gateway: _Gateway,
+    ) -> None:
+        if isinstance(query, ResidencyQuery):
+            self._inspect(query.query_id, gateway)
+        elif isinstance(query, MetricsQuery):
+            gateway.send(MetricsText(query.query_id, self._metrics()))
+        else:
+            self._look_up(query, gateway)
 
     def _verify_or_end(self, message: Verify | EndVerification, gateway: _Gateway) -> None:
         if isinstance(message, Verify):
@@ -257,16 +283,40 @@ class StreamServer:
 
         self._inbox.put(Inspection(query_id, reply))
 
+    def _look_up(self, query: JournalQuery | JournalTotalsQuery, gateway: _Gateway) -> None:
+        task = asyncio.create_task(self._answer_from_journal(query, gateway))
+        self._journal_answers.add(task)
+        task.add_done_callback(self._journal_answers.discard)
+
+    async def _answer_from_journal(
+        self, query: JournalQuery | JournalTotalsQuery, gateway: _Gateway
+    ) -> None:
+        try:
+            if isinstance(query, JournalQuery):
+                gateway.send(await self._journal.report(query))
+            else:
+                gateway.send(await self._journal.totals(query))
+        except OSError as error:
+            _log.error("the journal cannot be read, so a gateway gets no answer: %s", error)
+
     def _submit(self, submit: Submit, gateway: _Gateway) -> None:
         if self._draining:
             self._reject(submit, gateway, "draining", "the worker is shutting down")
         elif submit.request_id in self._owners:
             self._reject(submit, gateway, "refused", f"{submit.request_id} is open already")
         else:
-            self._owners[submit.request_id] = gateway
-            gateway.request_ids.add(submit.request_id)
-            self._idle.clear()
-            self._inbox.put(submit)
+            self._begin(submit, gateway)
+
+    def _begin(self, submit: Submit, gateway: _Gateway) -> None:
+        try:
+            self._journal.begin(submit)
+        except (RequestRefused, EngineOverloaded) as error:
+            self._send_rejected(rejection(submit, error), gateway)
+            return
+        self._owners[submit.request_id] = gateway
+        gateway.request_ids.add(submit.request_id)
+        self._idle.clear()
+        self._inbox.put(submit)
 
     def _reject(self, submit: Submit, gateway: _Gateway, code: RejectionCode, message: str) -> None:
         rejected = Rejected(
@@ -275,6 +325,9 @@ class StreamServer:
             message=message,
             field="request_id",
         )
+        self._send_rejected(rejected, gateway)
+
+    def _send_rejected(self, rejected: Rejected, gateway: _Gateway) -> None:
         gateway.send(StepFrame(epoch=self._welcome.epoch, step=0, rejected=(rejected,)))
 
     def _forget(self, gateway: _Gateway) -> None:

@@ -23,12 +23,12 @@ class TenantQueue:
 
     def __init__(
         self,
-        weight: float,
         clock: WaitClock,
         max_skips: int,
         attained_ms: Callable[[str], float],
     ) -> None:
-        self.weight = weight
+        self.weight = 1.0
+        """The tenant's share."""
         self.clock = clock
         self.max_skips = max_skips
         self._attained_ms = attained_ms

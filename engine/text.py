@@ -30,7 +30,11 @@ class TextStream:
         """Stop strings are looked for in what follows the first `min_tokens` tokens."""
         if "" in stop:
             raise ValueError("a stop string is empty; it would stop every request at once")
-        self._characters = _Characters(tokenizer, vocabulary)
+        self._characters = (
+            _ByteCharacters(vocabulary)
+            if vocabulary.is_concatenated
+            else _Characters(tokenizer, vocabulary)
+        )
         self._stop = stop
         self._num_unstoppable = min_tokens
         self._held = ""
@@ -45,7 +49,10 @@ class TextStream:
         """Take one output token; return the text that can no longer become a stop string."""
         if self._stopped:
             return ""
-        text = self._held + self._characters.push(token_id)
+        text = self._characters.push(token_id)
+        if not self._stop:
+            return text
+        text = self._held + text
         if self._num_unstoppable:
             self._num_unstoppable -= 1
             return text
@@ -75,6 +82,23 @@ class TextStream:
             if any(stop.startswith(text[start:]) for stop in self._stop):
                 return start
         return len(text)
+
+
+class _ByteCharacters:
+    """Joins the bytes of tokens, where a tokenizer's decoder does nothing else."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """Take one token; return the whole characters that it adds."""
+        added = self._vocabulary.added(token_id)
+        if added is None:
+            return self._bytes.decode(self._vocabulary.data(token_id) or b"")
+        if added.is_special:
+            return ""
+        return self._bytes.decode(b"", final=True) + added.text
 
 
 class _Characters:

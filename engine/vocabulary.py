@@ -23,6 +23,7 @@ class Vocabulary:
         self._added = tokenizer.get_added_tokens_decoder()
         steps = _steps(msgspec.json.decode(tokenizer.to_str())["decoder"])
         self._byte_of = _byte_level() if any(s["type"] == "ByteLevel" for s in steps) else {}
+        self._is_concatenated = [step["type"] for step in steps] == ["ByteLevel"]
         self._has_bytes = any(step["type"] == "ByteFallback" for step in steps)
         self._spaces = [space for step in steps if (space := _space(step))]
         self._known: dict[int, bytes | None] = {}
@@ -32,6 +33,11 @@ class Vocabulary:
     def is_byte_level(self) -> bool:
         """True where each token is a run of bytes, false where bytes have tokens of their own."""
         return bool(self._byte_of)
+
+    @property
+    def is_concatenated(self) -> bool:
+        """True where a text is the bytes of its tokens, one behind the other, and nothing else."""
+        return self._is_concatenated
 
     def added(self, token_id: int) -> AddedToken | None:  # noqa: ARG002  of those that know one
         """The token, if the tokenizer does not know it, but the request's adapter does."""

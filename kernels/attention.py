@@ -1,20 +1,65 @@
-"""Attention of a packed batch over keys and values that lie in blocks."""
+"""Attention of a packed batch over keys and values that lie in blocks: the port, and its values."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from loraplex.kernels.attention_plan import (
-    AttentionMetadata,
-    DecodeGroup,
-    KvLayout,
-    PrefillChunk,
-    Window,
-)
+Window = int | None
+"""How many positions a token sees, itself included; None sees all before it."""
+
+Metadata = TypeVar("Metadata")
+"""What an implementation lays out of a step; it does not depend on the layer."""
+
+
+class Span(NamedTuple):
+    """Rows of one sequence in a step: its positions ``[start, start + length)``."""
+
+    start: int
+    length: int
+    block_table: Sequence[int]
+    """Blocks of the sequence, covering all positions below ``start + length``."""
+
+
+class Spans(NamedTuple):
+    """The same for all sequences of a step, as arrays."""
+
+    starts: NDArray[np.int64]
+    """``[n]``, 0 or more."""
+    lengths: NDArray[np.int64]
+    """``[n]``, 1 or more."""
+    block_tables: NDArray[np.int32]
+    """``[n, blocks]``; beyond a sequence's own blocks any block, or -1."""
+
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> Self:
+        """Lay out single spans."""
+        width = max((len(span.block_table) for span in spans), default=0)
+        tables = np.zeros((len(spans), width), np.int32)
+        for table, span in zip(tables, spans, strict=True):
+            table[: len(span.block_table)] = span.block_table
+        starts, lengths = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
+        return cls(starts, lengths, tables)
+
+
+class KvLayout(NamedTuple):
+    """Shape of the pool of KV blocks.  After the last block lies one more that is always zero."""
+
+    num_blocks: int
+    block_size: int
+
+    @property
+    def null_slot(self) -> int:
+        """Slot that padding reads.
+
+        It must be zero: what a softmax weight of 0 meets in a slot of another sequence may be
+        infinite, and 0 * inf is not 0.
+        """
+        return self.num_blocks * self.block_size
 
 
 class Scoring(NamedTuple):
@@ -25,6 +70,35 @@ class Scoring(NamedTuple):
     window: Window = None
     softcap: float | None = None
     """Bound of the scaled products, as Gemma 2 has it: ``softcap * tanh(score / softcap)``."""
+
+
+class LayerForm(Protocol):
+    """What the choice of an implementation depends on, of one layer."""
+
+    @property
+    def window(self) -> Window:
+        """As ``Scoring`` has it."""
+        ...
+
+    @property
+    def key_dim(self) -> int:
+        """Of one head."""
+        ...
+
+    @property
+    def value_dim(self) -> int:
+        """Of one head."""
+        ...
+
+    @property
+    def softcap(self) -> float | None:
+        """As ``Scoring`` has it."""
+        ...
+
+    @property
+    def group(self) -> int:
+        """Heads that share keys and values."""
+        ...
 
 
 class KvCache(NamedTuple):
@@ -60,121 +134,50 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.from_numpy(untouched).view(dtype).view(shape)
 
 
-def paged_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: KvCache,
-    metadata: AttentionMetadata,
-    scoring: Scoring,
-) -> Tensor:
-    """Write a step's keys and values into their slots, then attend each row to its sequence.
+class Attention(Protocol[Metadata]):
+    """Attends the rows of steps to the pool of one model."""
 
-    With ``s(p)`` the slot of position ``p`` in the row's own sequence, ``g(h)`` the KV head of
-    head ``h``, and ``P`` the positions that row ``i`` at position ``p_i`` sees, those in
-    ``[0, p_i]`` or, with a window, in ``(p_i - window, p_i]``::
+    def plan(self, spans: Spans) -> Metadata:
+        """Lay out a step, once for all layers.
 
-        w[i, h, p] = softmax over p in P of cap(scaling * sum_d q[i, h, d] * keys[s(p), g(h), d])
-        out[i, h]  = sum over p in P of w[i, h, p] * values[s(p), g(h)]
+        Args:
+            spans: one for each sequence; together they hold all rows of the step, in order.
+        """
+        ...
 
-    where ``cap(s)`` is ``s`` or, with a soft cap ``c``, ``c * tanh(s / c)``.
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cache: KvCache,
+        metadata: Metadata,
+        scoring: Scoring,
+    ) -> Tensor:
+        """Write a step's keys and values into their slots, then attend each row to its sequence.
 
-    Args:
-        q: ``[rows, heads, key_dim]``, float32, bfloat16 or float16; positions already applied.
-        k: ``[rows, kv_heads, key_dim]``; ``heads`` is a multiple of ``kv_heads``.
-        v: ``[rows, kv_heads, value_dim]``.
-        cache: the layer's blocks; slots of this step are overwritten.
-        metadata: the step's, with a plan for the layer's window.
-        scoring: of this layer.
+        All are written before any row attends, so rows may see what others of the step write.
+        With ``s(p)`` the slot of position ``p`` in the row's own sequence, ``g(h)`` the KV head of
+        head ``h``, and ``P`` the positions that row ``i`` at position ``p_i`` sees, those in
+        ``[0, p_i]`` or, with a window, in ``(p_i - window, p_i]``::
 
-    Returns:
-        ``[rows, heads, value_dim]``, contiguous, dtype of ``q``.
-    """
-    keys, values = cache.keys.flatten(0, 1), cache.values.flatten(0, 1)
-    keys.index_copy_(0, metadata.slot_mapping, k)
-    values.index_copy_(0, metadata.slot_mapping, v)
-    out = q.new_empty(*q.shape[:2], v.shape[-1])
-    plan = metadata.plans[scoring.window]
-    for group in plan.decodes:
-        _attend_decodes(out, q, keys, values, group, scoring)
-    for chunk in plan.chunks:
-        if chunk.slots is None:
-            own = slice(chunk.start, chunk.end)
-            _attend_chunk(out, q, k[own], v[own], chunk, scoring)
-        else:
-            seen_keys = keys.index_select(0, chunk.slots)
-            seen_values = values.index_select(0, chunk.slots)
-            _attend_chunk(out, q, seen_keys, seen_values, chunk, scoring)
-    return out
+            a[i, h, p] = scaling * sum_d q[i, h, d] * keys[s(p), g(h), d]
+            w[i, h, p] = softmax over p in P of cap(a[i, h, p])
+            out[i, h]  = sum over p in P of w[i, h, p] * values[s(p), g(h)]
 
+        where ``cap(s)`` is ``s`` or, with a soft cap ``c``, ``c * tanh(s / c)``.
 
-def _attend_decodes(
-    out: Tensor, q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, scoring: Scoring
-) -> None:
-    n, kv_heads = group.rows.shape[0], keys.shape[1]
-    seen_keys = keys.index_select(0, group.slots).view(n, -1, *keys.shape[1:])
-    seen_values = values.index_select(0, group.slots).view(n, -1, *values.shape[1:])
-    # All heads of a KV head see the same positions, so they go as its query rows.
-    queries = q.index_select(0, group.rows).view(n, kv_heads, -1, q.shape[-1])
-    attended = _attend(
-        queries,  # [n, kv_heads, heads / kv_heads, key_dim]
-        seen_keys.transpose(1, 2),  # [n, kv_heads, keys, key_dim]
-        seen_values.transpose(1, 2),
-        group.mask,
-        scoring,
-    )
-    out.index_copy_(0, group.rows, attended.flatten(1, 2))
+        Args:
+            q: ``[rows, heads, key_dim]``, float32, bfloat16 or float16; positions already applied.
+                Like ``k`` and ``v`` it may be a view with strides, such as a part of one tensor
+                that holds all three.
+            k: ``[rows, kv_heads, key_dim]``; ``heads`` is a multiple of ``kv_heads``.
+            v: ``[rows, kv_heads, value_dim]``.
+            cache: the layer's blocks; slots of this step are overwritten.
+            metadata: of the step.
+            scoring: of this layer; its window is one of those that the implementation was made for.
 
-
-def _attend_chunk(
-    out: Tensor, q: Tensor, k: Tensor, v: Tensor, chunk: PrefillChunk, scoring: Scoring
-) -> None:
-    queries = q[chunk.start : chunk.end]
-    attended = _attend(
-        queries.transpose(0, 1)[None],  # [1, heads, rows, key_dim]
-        k.transpose(0, 1)[None],  # [1, kv_heads, keys, key_dim]
-        v.transpose(0, 1)[None],
-        chunk.mask,
-        scoring,
-    )
-    out[chunk.start : chunk.end] = attended[0].transpose(0, 1)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
-    """Attend ``q [n, heads, rows, key_dim]`` to ``k, v [n, kv_heads, keys, dim]``.
-
-    ``mask`` is added to the scores and broadcasts to ``[n, heads, rows, keys]``; None is causal,
-    of as many rows as keys.  Returns ``[n, heads, rows, value_dim]``.
-    """
-    if scoring.softcap is not None:
-        return _attend_capped(q, k, v, mask, scoring.scaling, scoring.softcap)
-    return scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scoring.scaling,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-
-
-def _attend_capped(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, softcap: float
-) -> Tensor:
-    """The same with scores written out, since torch's attention takes no function of them.
-
-    It needs ``heads * rows * keys`` floats a sequence, where the other needs none.
-    """
-    n, kv_heads, num_keys = k.shape[:3]
-    rows = q.shape[2]
-    queries = q.reshape(n, kv_heads, -1, q.shape[-1])  # heads of one KV head, one below the other
-    scores = (queries.float() @ k.float().transpose(2, 3)) * (scaling / softcap)
-    scores = (scores.tanh_() * softcap).view(n, q.shape[1], rows, num_keys)
-    if mask is None:
-        hidden = torch.ones(rows, num_keys, dtype=torch.bool, device=q.device).triu(1)
-        scores.masked_fill_(hidden, float("-inf"))
-    else:
-        scores += mask
-    weights = scores.softmax(dim=-1).view(n, kv_heads, -1, num_keys)
-    return (weights @ v.float()).view(*q.shape[:3], v.shape[-1]).to(q.dtype)
+        Returns:
+            ``[rows, heads, value_dim]``, contiguous, dtype of ``q``.
+        """
+        ...

@@ -1,64 +1,16 @@
-"""What attention needs to know of a step: made once, used by every layer."""
+"""What attention by torch needs to know of a step: made once, used by every layer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Window = int | None
-"""How many positions a token sees, itself included; None sees all before it."""
+from loraplex.kernels.attention import KvLayout, Spans, Window
 
 _SMALLEST_BUCKET = 64
-
-
-class Span(NamedTuple):
-    """Rows of one sequence in a step: its positions ``[start, start + length)``."""
-
-    start: int
-    length: int
-    block_table: Sequence[int]
-    """Blocks of the sequence, covering all positions below ``start + length``."""
-
-
-class Spans(NamedTuple):
-    """The same for all sequences of a step, as arrays."""
-
-    starts: NDArray[np.int64]
-    """``[n]``"""
-    lengths: NDArray[np.int64]
-    """``[n]``"""
-    block_tables: NDArray[np.int32]
-    """``[n, blocks]``; beyond a sequence's own blocks any block."""
-
-    @classmethod
-    def of(cls, spans: Sequence[Span]) -> Self:
-        """Lay out single spans."""
-        width = max((len(span.block_table) for span in spans), default=0)
-        tables = np.zeros((len(spans), width), np.int32)
-        for table, span in zip(tables, spans, strict=True):
-            table[: len(span.block_table)] = span.block_table
-        starts, lengths = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
-        return cls(starts, lengths, tables)
-
-
-class KvLayout(NamedTuple):
-    """Shape of the pool of KV blocks.  After the last block lies one more that is always zero."""
-
-    num_blocks: int
-    block_size: int
-
-    @property
-    def null_slot(self) -> int:
-        """Slot that padding reads.
-
-        It must be zero: what a softmax weight of 0 meets in a slot of another sequence may be
-        infinite, and 0 * inf is not 0.
-        """
-        return self.num_blocks * self.block_size
 
 
 @dataclass(frozen=True, slots=True)

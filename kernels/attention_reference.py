@@ -1,12 +1,11 @@
-"""The definition that every implementation of ``paged_attention`` is tested against."""
+"""The definition that every implementation of ``Attention`` is tested against."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from loraplex.kernels.attention import KvCache, Scoring
-from loraplex.kernels.attention_plan import Span
+from loraplex.kernels.attention import KvCache, Scoring, Span
 
 
 def paged_attention_reference(

@@ -6,7 +6,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from loraplex.kernels.lora_cpu import CpuModuleSegments
-from loraplex.kernels.segments import ModuleSegments, TableRows, lora_table, step_segments
+from loraplex.kernels.segments import (
+    ModuleSegments,
+    Slices,
+    TableRows,
+    lora_table,
+    step_segments,
+)
 
 
 class LoraSegment(NamedTuple):
@@ -34,11 +40,14 @@ def add_lora(y: Tensor, x: Tensor, segments: Segments) -> None:
 
     For every segment and every row ``i`` in ``[start, end)``::
 
-        h[i, r]  = sum_k x[i, k] * a[r, k]
-        y[i, o] += scale * sum_r h[i, r] * b[o, r]
+        h[i, r] = sum_k x[i, k] * a[r, k]
+        y[i, o] = gain[o] * (y[i, o] + scale * sum_r h[i, r] * b[o, r]) + offset[o]
+
+    Gains and offsets come with tables alone; without them they are 1 and 0.  Several modules that
+    see one ``x`` may share a ``y``, each with columns of its own.
 
     Segments do not overlap; rows outside all segments keep their bits.  Sums run in float32
-    whatever the dtype, and each update is rounded once, when it is added to ``y``.
+    whatever the dtype, and each output is rounded once, when it is written to ``y``.
 
     Args:
         y: ``[rows, out]``, float32, bfloat16 or float16.
@@ -50,8 +59,7 @@ def add_lora(y: Tensor, x: Tensor, segments: Segments) -> None:
         ValueError: what a compiled kernel would read wrong or out of bounds.
     """
     if isinstance(segments, CpuModuleSegments):
-        _add_lora_torch(y, x, _long_segments(segments))
-        segments.step.kernel.add(y, x, segments)
+        segments.add(y, x)
         return
     if not isinstance(segments, ModuleSegments):
         if not y.is_cuda or isinstance(segments, PlainSegments):
@@ -74,14 +82,6 @@ def _add_lora_torch(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> No
         y[start:end].add_(shrunk @ b.float().T, alpha=scale)
 
 
-def _long_segments(segments: CpuModuleSegments) -> list[LoraSegment]:
-    return [
-        LoraSegment(start, end, pair.a, pair.b, pair.scale)
-        for start, end, table in segments.step.long
-        if (pair := table.pairs[segments.module]) is not None
-    ]
-
-
 def _locate(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> ModuleSegments | None:
     """Note where weights lie that come without a table, as if the model had one module."""
     shape = (y.shape[1], x.shape[1])
@@ -93,4 +93,5 @@ def _locate(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> ModuleSegm
         )
         for segment in segments
     ]
-    return step_segments(rows).at(0) if rows else None
+    slices = Slices.of([0], [shape[0]], shape[1], y.device)
+    return step_segments(rows).at(slices) if rows else None

@@ -5,9 +5,11 @@ from typing import Literal
 from alembic import context
 from alembic.autogenerate.api import AutogenContext
 
-# Both modules fill `Base.metadata`, which autogenerate compares with the database.
-from loraplex.adapters.registry import tables as _registry_tables  # noqa: F401
-from loraplex.tenants import tables as _tenants_tables  # noqa: F401
+# These modules fill `Base.metadata`, which autogenerate compares with the database.
+from loraplex.adapters.registry import tables as _registry_tables  # noqa: F401  registers its tables
+from loraplex.tenants import people_tables as _people_tables  # noqa: F401  registers its tables
+from loraplex.tenants import quota_tables as _quota_tables  # noqa: F401  registers its tables
+from loraplex.tenants import tables as _tenants_tables  # noqa: F401  registers its tables
 from loraplex.tenants.columns import Base, UtcDateTime
 
 

@@ -73,6 +73,14 @@ class AdapterPins:
             pinned=tuple(Pin(pin.tenant_id, pin.digest) for pin in pinned[:MAX_PINS]),
             floors={each.tenant_id: each.floor_bytes for each in limits if each.floor_bytes},
             caps={each.tenant_id: each.cap_bytes for each in limits if each.cap_bytes is not None},
+            host_floors={
+                each.tenant_id: each.host_floor_bytes for each in limits if each.host_floor_bytes
+            },
+            host_caps={
+                each.tenant_id: each.host_cap_bytes
+                for each in limits
+                if each.host_cap_bytes is not None
+            },
         )
         if num_asked > self._num_answered or told != self._told:
             newest = told.version if self._told is None else max(version, told.version + 1)

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from loraplex.platform import resumable
 from loraplex.platform.api import (
@@ -18,7 +19,9 @@ from loraplex.platform.api import (
     audit,
     chat,
     health,
+    limits,
     models,
+    tenancy,
     text_completions,
 )
 from loraplex.platform.api.admin import admin
@@ -29,7 +32,9 @@ from loraplex.platform.console.composition import Console, build_console
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.middleware import BodyBounds, BodyLimit, RequestContext
 from loraplex.platform.problems import reply_for
+from loraplex.platform.retention import keep_forgetting
 from loraplex.platform.services import Resources, Services, build_services
+from loraplex.platform.settings import listed_networks
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +57,10 @@ def create_app(resources: Resources) -> FastAPI:
         bounds=BodyBounds(settings.max_body_bytes, settings.body_timeout_s),
         upload_bounds=BodyBounds(settings.max_upload_bytes, settings.upload_timeout_s),
     )
-    # Added last, so it is outermost: it answers the errors of all others.
+    # Outside of all others, since it answers their errors.
     app.add_middleware(RequestContext, now=resources.now, entropy=resources.entropy)
+    trusted = listed_networks(settings.trusted_proxies)
+    app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=trusted)
     app.add_exception_handler(HTTPException, _answer_route_error)
     app.add_exception_handler(RequestValidationError, _answer_query_error)
     for router in (
@@ -62,6 +69,8 @@ def create_app(resources: Resources) -> FastAPI:
         models.router,
         adapter_uploads.router,  # before those whose names could be `uploads`
         adapters.router,
+        tenancy.router,
+        limits.router,
         audit.router,
         health.router,
         admin.router,
@@ -75,29 +84,41 @@ def create_app(resources: Resources) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     services: Services = app.state.services
     resources = services.resources
+    settings = resources.settings
     await resumable.tidy(resources)
     await services.adapter_deletions.sweep()  # so that others know of this gateway, too
     console_parts: Console = app.state.console
-    async with _beside(
-        {
-            "adapter-deletions": services.adapter_deletions.run(),
-            "adapter-bytes": resources.adapter_bytes.run(),
-            "gateway-lease": services.adapter_deletions.keep_saying(),
-            "adapter-pins": services.adapter_pins.run(),
-            "renew-holds": services.open_requests.keep_renewing(),
-            "last-used-keys": services.last_used.run(resources.database),
-            "last-used-admin-keys": services.admin_last_used.run(resources.database),
-            "console-sampler": console_parts.sampler.run(),
-        }
-    ):
-        try:
-            yield
-        finally:
-            await services.open_requests.settle_all()
-            services.prompts.close()
-            await services.adapter_deletions.leave()
-            await resources.adapter_bytes.settled()
-            await resources.templates.close()
+    try:
+        async with _beside(
+            {
+                "adapter-deletions": services.adapter_deletions.run(),
+                "adapter-bytes": resources.adapter_bytes.run(),
+                "retention": keep_forgetting(
+                    resources.database, settings.usage_days, resources.now
+                ),
+                "tenant-deletions": services.tenant_deletions.run(),
+                "gateway-lease": services.adapter_deletions.keep_saying(),
+                "adapter-pins": services.adapter_pins.run(),
+                "standing-watch": services.standing_watch.run(),
+                "renew-holds": services.open_requests.keep_renewing(),
+                "reaper": services.reaper.run(),
+                "reservation-sweep": services.reservation_sweep.run(),
+                "reconciliation": services.reconciliation.run(),
+                "last-used-keys": services.last_used.run(resources.database),
+                "last-used-admin-keys": services.admin_last_used.run(resources.database),
+                "console-sampler": console_parts.sampler.run(),
+            }
+        ):
+            try:
+                yield
+            finally:
+                await services.open_requests.settle_all()
+                services.prompts.close()
+                await resources.adapter_bytes.settled()
+                await resources.templates.close()
+    finally:
+        # Last, when nothing here says any more that this gateway runs.
+        await services.adapter_deletions.leave()
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Literal
 
-from loraplex.tenants.billing import Period
+from loraplex.tenants.billing import BillingPeriod
 from loraplex.tenants.ledger import UsageRecord
 from loraplex.tenants.money import decimal_of
 
@@ -30,6 +30,7 @@ COLUMNS = (
     *("accepted_at", "first_token_at", "finished_at", "finish_reason"),
     *("prompt_tokens", "cached_tokens", "completion_tokens"),
     *("price_id", "currency", "cost_pico", "cost"),
+    *("project_id", "service_tier", "source", "billable"),
 )
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -42,11 +43,16 @@ class ExportRefused(Exception):
 class Export:
     """What is exported, and how."""
 
-    period: Period
+    period: BillingPeriod
     format: Format
     tenant: str | None
     """Name of the one tenant; None for all."""
     made_at: datetime
+
+    @property
+    def period_is_over(self) -> bool:
+        """False while requests may still be accepted in it."""
+        return self.made_at >= self.period.end
 
 
 @dataclass(slots=True)
@@ -158,6 +164,16 @@ def exporting(export: Export, names: Mapping[str, str], out: Path) -> Iterator[R
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def check_whole(period: BillingPeriod, whole_from: datetime | None) -> None:
+    """Raise ExportRefused where usage of the period was removed, or may have been."""
+    if whole_from is not None and period.start < whole_from:
+        raise ExportRefused(
+            f"Usage before {rfc3339(whole_from)} was removed (LORAPLEX_USAGE_DAYS), so "
+            f"{period.name} cannot be exported any more; take an export of earlier, or restore a "
+            "backup."
+        )
+
+
 def read_manifest(out: Path) -> dict[str, object]:
     """Return the manifest of an export."""
     manifest: dict[str, object] = json.loads((out / "manifest.json").read_bytes())
@@ -172,6 +188,7 @@ def _manifest(export: Export, totals: Totals, file: dict[str, object]) -> dict[s
             "start": rfc3339(export.period.start),
             "end": rfc3339(export.period.end),
         },
+        "period_complete": export.period_is_over,
         "tenant": export.tenant,
         "made_at": rfc3339(export.made_at),
         "rows": totals.rows,
@@ -206,6 +223,10 @@ def _row(record: UsageRecord, tenant: str) -> dict[str, object]:
         "currency": record.currency,
         "cost_pico": str(record.cost_pico),
         "cost": decimal_of(record.cost_pico),
+        "project_id": record.project_id,
+        "service_tier": record.service_tier,
+        "source": record.source,
+        "billable": "true" if record.billable else "false",
     }
 
 

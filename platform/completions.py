@@ -1,13 +1,14 @@
 """The walk of a completion through the platform. No HTTP here."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Literal
 
 from loraplex.adapters.profile import Profile
-from loraplex.adapters.registry.resolution import ResolvedModel, resolve
+from loraplex.adapters.registry.resolution import ResolvedModel
 from loraplex.engine.errors import (
     EngineError,
     EngineNotReached,
@@ -17,16 +18,28 @@ from loraplex.engine.errors import (
 )
 from loraplex.engine.protocol import Finished, Sampling, ServiceTier, Submit, Tokens
 from loraplex.platform.adapter_uses import AdapterUse
-from loraplex.platform.errors import ContextLengthExceeded, EngineStopped, KeyMissing
+from loraplex.platform.catalogue import Edition
+from loraplex.platform.errors import (
+    ContextLengthExceeded,
+    EngineStopped,
+    KeyMissing,
+    ModelNotAllowed,
+    PriceMissing,
+)
 from loraplex.platform.invocation import adapter_start
-from loraplex.platform.open_requests import OpenRequest
+from loraplex.platform.open_request import OpenRequest
 from loraplex.platform.prompts import Prompt
 from loraplex.platform.sampling import SamplingOptions
 from loraplex.platform.services import Services
 from loraplex.tenants import api_keys
 from loraplex.tenants.api_keys import Principal
-from loraplex.tenants.prices import Price, current_price
-from loraplex.tenants.quotas import Hold
+from loraplex.tenants.errors import KeyRevoked
+from loraplex.tenants.key_text import parse
+from loraplex.tenants.prices import Price
+from loraplex.tenants.reservations import Hold
+from loraplex.tenants.scoped_limits import ScopedLimit
+from loraplex.tenants.service_tiers import served_tier
+from loraplex.tenants.stored_keys import opened
 
 MILLISECOND = timedelta(milliseconds=1)
 StreamUsage = Literal["none", "last", "all"]
@@ -73,6 +86,8 @@ class Call:
     key: str | None
     read: Callable[[], Awaitable[CompletionRequest]]
     """Reads and checks the body; called only for a caller who is known."""
+    address: str | None = None
+    """That it comes from, as far as the server knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,14 @@ class Admitted:
     submit: Submit
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Who calls, by which edition of the catalogue."""
+
+    principal: Principal
+    edition: Edition
+
+
 async def complete(
     call: Call, services: Services
 ) -> AsyncGenerator[Admitted | Tokens | Finished, None]:
@@ -92,47 +115,78 @@ async def complete(
     or while that goes on by itself, where the ledger cannot be written for long.
 
     Close the generator, or cancel what iterates over it, and the engine stops; what ran until then
-    is charged. Raises errors of tenants, adapters, engine and platform, all told by `errors.py`.
+    is charged. Raises errors of tenants, adapters, engine and platform, all told by
+    `error_replies.py`.
     """
     accepted_at = services.now()
-    principal = await authenticate(call.key, services)
+    caller = await _caller(call, services)
     asked = await call.read()
     with services.adapter_uses.use() as use:
-        request = await _admit(call, principal, asked, accepted_at, use, services)
+        # Again, since the body may have taken long, and whoever deletes a version waits for those
+        # requests alone whose use was noted before (`adapters/registry/gateways.py`).
+        caller = await _caller(call, services, caller)
+        request = await _admit(call, asked, accepted_at, caller, use, services)
         try:
-            hold = await services.open_requests.reserve(request)
+            reserving = services.open_requests.reserve(request)
+            hold = await services.refusals.noted(
+                reserving, request.principal.tenant_id, call.request_id, accepted_at
+            )
             yield Admitted(asked, request.target, hold, request.submit)
-            async with aclosing(_generate(request, services)) as tokens:
-                async for event in tokens:
-                    yield event
+            with _dispatched(request, services):
+                async with aclosing(services.resources.engine.generate(request.submit)) as events:
+                    async for event in events:
+                        request.note(event, services.now)
+                        if isinstance(event, Tokens):
+                            yield event
         finally:
             await services.open_requests.close(request)
     assert request.finished is not None
     yield request.finished
 
 
-async def authenticate(key: str | None, services: Services) -> Principal:
-    """Whom the key stands for. Raises KeyMissing, KeyRefused and its subclasses."""
+async def authenticate(key: str | None, address: str | None, services: Services) -> Principal:
+    """Whom the key stands for, which came from an address. Raises KeyMissing, KeyRefused and its
+    subclasses."""
+    principal = await _principal(await services.catalogue.current(), key, address, services)
+    services.last_used.note(principal.key_id, services.now())
+    return principal
+
+
+async def _principal(
+    edition: Edition, key: str | None, address: str | None, services: Services
+) -> Principal:
+    """As `authenticate`, by what an edition of the catalogue says."""
     if key is None:
         raise KeyMissing
-    now = services.now()
-    async with services.resources.database.reader() as session:
-        principal = await api_keys.verify(session, key, services.resources.pepper, now)
-    services.last_used.note(principal.key_id, now)
+    stored = await edition.key(parse(api_keys.PREFIX, key))
+    principal = opened(stored, key, services.resources.pepper, services.now())
+    principal.check_address(address)
     return principal
+
+
+async def _caller(call: Call, services: Services, before: _Caller | None = None) -> _Caller:
+    """Who calls, and may; what was found before is that if nothing has changed since."""
+    edition = await services.catalogue.current()
+    if before is not None and before.edition is edition:
+        return before
+    principal = await _principal(edition, call.key, call.address, services)
+    principal.check("inference")
+    services.last_used.note(principal.key_id, services.now())
+    return _Caller(principal, edition)
 
 
 async def _admit(
     call: Call,
-    principal: Principal,
     asked: CompletionRequest,
     accepted_at: datetime,
+    caller: _Caller,
     use: AdapterUse,
     services: Services,
 ) -> OpenRequest:
     """Resolve the model, encode the prompt: all that can be wrong with a request but limits."""
+    principal, edition = caller.principal, caller.edition
     sticky = call.request_id if asked.sticky is None else asked.sticky
-    target, price = await _resolve(principal, asked.model, sticky, accepted_at, services)
+    target = await _resolve(edition, principal, asked.model, sticky, services)
     use.runs_on(None if target.digest is None else target.name)
     adapter = await services.profiles.of(principal.tenant_id, target)
     profile = Profile() if adapter is None else adapter.profile
@@ -150,11 +204,14 @@ async def _admit(
         prompt=prompt,
         sampling=sampling,
         weight=principal.weight,
-        service_tier=asked.service_tier,
+        weight_version=principal.weight_version,
+        accepted_at_s=accepted_at.timestamp(),
+        service_tier=served_tier(asked.service_tier, principal.service_tiers),
         program=asked.program,
         ttft_deadline_ms=left_ms,
         ttft_spent_ms=spent_ms,
     )
+    price = await edition.price(accepted_at)
     return OpenRequest(
         principal=principal,
         requested_model=asked.model,
@@ -162,36 +219,61 @@ async def _admit(
         submit=submit,
         accepted_at=accepted_at,
         price=price,
+        limits=_payable(await edition.limits(principal, target.adapter, accepted_at), price),
+        limits_now=partial(_limits, principal, target.adapter, accepted_at, price, services),
+        catalogue_version=edition.version,
         use=use,
     )
 
 
+async def _limits(
+    before: Principal,
+    adapter: str | None,
+    at: datetime,
+    price: Price | None,
+    services: Services,
+) -> tuple[ScopedLimit, ...]:
+    """What a request of the key is limited by now. Raises KeyRefused, PriceMissing."""
+    edition = await services.catalogue.current()
+    key = await edition.key(before.key_id)
+    if key is None:
+        raise KeyRevoked(f"The API key {before.key_id} is gone.")
+    if key.ended_by is not None:
+        raise key.ended_by
+    return _payable(await edition.limits(key.principal, adapter, at), price)
+
+
+def _payable(limits: tuple[ScopedLimit, ...], price: Price | None) -> tuple[ScopedLimit, ...]:
+    """The limits, if all of them can hold. Raises PriceMissing."""
+    for limit in limits:
+        is_of_money = limit.dimension == "cost_micros_per_month" and limit.mode == "enforce"
+        if is_of_money and price is None:
+            raise PriceMissing(limit)
+    return limits
+
+
 async def _resolve(
-    principal: Principal, model: str, sticky: str, accepted_at: datetime, services: Services
-) -> tuple[ResolvedModel, Price | None]:
-    """What the request runs on and what it costs, both fixed from here on."""
+    edition: Edition, principal: Principal, model: str, sticky: str, services: Services
+) -> ResolvedModel:
+    """What the request runs on, fixed from here on."""
     engine = services.resources.engine
     if not engine.connected:
         raise EngineUnavailable("No worker is connected; try again in a moment.")
-    async with services.resources.database.reader() as session:
-        target = await resolve(session, principal.tenant_id, model, engine.model.name, sticky)
-        return target, await current_price(session, accepted_at)
+    meaning = await edition.meaning(principal.tenant_id, model, engine.model.name)
+    target = meaning.chosen(principal.tenant_id, sticky)
+    if not principal.may_call(target.name):
+        raise ModelNotAllowed(target.name)
+    return target
 
 
-async def _generate(request: OpenRequest, services: Services) -> AsyncGenerator[Tokens, None]:
-    """Run the request in the engine, and note in it what it will be charged for."""
+@contextmanager
+def _dispatched(request: OpenRequest, services: Services) -> Iterator[None]:
+    """While the request is in the engine. Notes whose fault its end was; raises EngineStopped if
+    nobody who could asked for it."""
     request.use.check()
-    if request.settling is not None:
-        raise EngineStopped  # broken off since it was admitted: nobody would count what ran now
-    request.dispatched = True
+    services.open_requests.dispatch(request)
     try:
-        async with aclosing(services.resources.engine.generate(request.submit)) as events:
-            async for event in events:
-                request.note(event)
-                if isinstance(event, Tokens):
-                    if request.first_token_at is None:
-                        request.first_token_at = services.now()
-                    yield event
+        yield
     except (RequestRefused, EngineOverloaded, EngineNotReached):
         request.dispatched = False
         raise

@@ -39,9 +39,14 @@ def bearer_key(request: Request) -> str | None:
     return key.strip() if scheme.lower() == "bearer" and key.strip() else None
 
 
+def address_of(request: Request) -> str | None:
+    """The address that a request comes from; None where the server knows none."""
+    return request.client.host if request.client else None
+
+
 async def principal_of(request: Request) -> Principal:
     """Whom the caller's key stands for. Raises KeyMissing, KeyRefused and its subclasses."""
-    return await authenticate(bearer_key(request), services_of(request))
+    return await authenticate(bearer_key(request), address_of(request), services_of(request))
 
 
 async def body_of(request: Request) -> bytes:
@@ -129,7 +134,8 @@ def call_of(request: Request, check: Callable[[bytes], CompletionRequest]) -> Ca
         asked = await asyncio.to_thread(check, body) if is_large else check(body)
         return replace(asked, program=program, ttft_deadline=deadline, sticky=sticky)
 
-    return Call(AccessLine.of(request.scope).request_id, bearer_key(request), read)
+    request_id = AccessLine.of(request.scope).request_id
+    return Call(request_id, bearer_key(request), read, address_of(request))
 
 
 ServicesOf = Annotated[Services, Depends(services_of)]

@@ -1,4 +1,4 @@
-"""Errors of the gateway, and the one table from an error's class to what the client is told.
+"""Errors that the gateway raises itself.
 
 PlatformError
 ├── InvalidRequest          a field is wrong; `param` names it
@@ -8,6 +8,7 @@ PlatformError
 ├── BodyTooLarge, BodyTimeout
 ├── ClientGone              the client left; nobody reads an answer
 ├── ClientStalled           the client stopped to read its stream
+├── PriceMissing            a budget of money cannot hold, since no price does
 ├── LedgerUnavailable       usage cannot be written, so nothing that would be charged may run
 ├── TooManyUploads          as many uploads run as may
 ├── UploadOffsetMismatch    bytes of an upload do not follow those that are there
@@ -18,24 +19,7 @@ PlatformError
 └── TokenizerUnsupported    user text could not be told from the model's special tokens
 """
 
-import logging
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import msgspec
-from sqlalchemy import exc as database_exc
-from starlette.exceptions import HTTPException
-
-from loraplex.adapters import errors as adapters
-from loraplex.adapters.registry import errors as registry
-from loraplex.engine import errors as engine
-from loraplex.tenants import errors as tenants
-
-_log = logging.getLogger(__name__)
-
-Headers = list[tuple[bytes, bytes]]
-Pairs = tuple[tuple[str, str], ...]
+from loraplex.tenants.scoped_limits import ScopedLimit
 
 
 class PlatformError(Exception):
@@ -71,6 +55,16 @@ class AdminKeyNeeded(PlatformError):
 
     def __init__(self) -> None:
         super().__init__("This route needs an admin key (lpxadm_…), not a tenant's key.")
+
+
+class ModelNotAllowed(PlatformError):
+    """The tenant has the model, and the key or its project may not call it."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The API key may not call {model}; GET /v1/models lists what it may call."
+        )
+        self.param = "model"
 
 
 class RequestNotFound(PlatformError):
@@ -111,6 +105,16 @@ class ClientStalled(PlatformError):
 
     def __init__(self, pause_s: float) -> None:
         super().__init__(f"The client did not read its stream for {pause_s:g} s.")
+
+
+class PriceMissing(PlatformError):
+    """A budget of money bounds the request, and it would cost nothing (litellm#30081)."""
+
+    def __init__(self, limit: ScopedLimit) -> None:
+        super().__init__(
+            f"{limit.told} cannot be checked, since no price holds now. The operator sets one with "
+            "`loraplex price set`, or removes the limit."
+        )
 
 
 class LedgerUnavailable(PlatformError):
@@ -158,237 +162,3 @@ class EngineStopped(PlatformError):
 
 class TokenizerUnsupported(PlatformError):
     """The model's special tokens cannot be told from text that a user typed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How a class of errors is told to clients."""
-
-    status: int
-    type: str
-    code: str | None = None
-    """None takes the error's own `code`."""
-    message: str | None = None
-    """None tells the error's own message; errors of our own making tell a fixed one."""
-    headers: Pairs = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """An error as the client gets it."""
-
-    status: int
-    body: bytes
-    """JSON."""
-    headers: Headers
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a client is told of an error, in whatever form."""
-
-    status: int
-    type: str
-    code: str
-    message: str
-    param: str | None
-    headers: Pairs
-    problems: tuple[adapters.Problem, ...] = ()
-    """Each reason, where there may be several."""
-
-
-_REQUEST, _OUTAGE, _SERVER = "invalid_request_error", "service_unavailable_error", "server_error"
-_NO_RETRY = ("x-should-retry", "false")
-_INTERNAL = Rule(
-    500,
-    _SERVER,
-    "internal_error",
-    "The server failed on this request. Quote its x-request-id to the operator.",
-)
-_SOON, _LATER = (("retry-after", "1"),), (("retry-after", "60"),)
-
-
-def _refused_key(code: str) -> Rule:
-    return Rule(401, _REQUEST, code, headers=(("www-authenticate", "Bearer"),))
-
-
-def _conflict(code: str) -> Rule:
-    """What trying again does not change."""
-    return Rule(409, "conflict_error", code, headers=(_NO_RETRY,))
-
-
-def _outage(code: str, message: str | None = None, wait: Pairs = _SOON) -> Rule:
-    return Rule(503, _OUTAGE, code, message, headers=wait)
-
-
-def _database_down() -> Rule:
-    return _outage("database_unavailable", "The database does not answer; retry.")
-
-
-RULES: Mapping[type[Exception], Rule] = {
-    Exception: _INTERNAL,
-    # The gateway's own.
-    InvalidRequest: Rule(400, _REQUEST),
-    ContextLengthExceeded: Rule(400, _REQUEST, "context_length_exceeded"),
-    KeyMissing: _refused_key("invalid_api_key"),
-    AdminKeyNeeded: Rule(403, "permission_error", "admin_key_required"),
-    RequestNotFound: Rule(404, _REQUEST, "request_not_found"),
-    BodyTooLarge: Rule(413, _REQUEST, "request_too_large"),
-    BodyTimeout: Rule(408, _REQUEST, "request_timeout", headers=(("connection", "close"),)),
-    ClientGone: Rule(499, _REQUEST, "client_closed_request"),
-    ClientStalled: Rule(499, _REQUEST, "slow_client"),
-    LedgerUnavailable: _database_down(),
-    StorageUnavailable: _outage(
-        "storage_unavailable", "The adapter cannot be stored now; retry later.", _LATER
-    ),
-    TooManyUploads: Rule(429, "rate_limit_error", "too_many_uploads"),
-    UploadOffsetMismatch: _conflict("upload_offset_mismatch"),
-    SourceUnavailable: _outage("source_unavailable", wait=_LATER),
-    AdapterDeleted: _conflict("adapter_deleted"),
-    EngineStopped: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
-    TokenizerUnsupported: _INTERNAL,
-    # Tenants, keys, quotas.
-    tenants.TenantsError: _INTERNAL,
-    tenants.DatabaseError: _database_down(),
-    tenants.NameInvalid: Rule(400, _REQUEST, "invalid_value"),
-    tenants.ValueRefused: Rule(400, _REQUEST, "invalid_value"),
-    tenants.TenantExists: Rule(409, "conflict_error", "tenant_exists", headers=(_NO_RETRY,)),
-    tenants.TenantNotFound: Rule(404, _REQUEST, "tenant_not_found"),
-    tenants.KeyNotFound: Rule(404, _REQUEST, "key_not_found"),
-    tenants.KeyRefused: _refused_key("invalid_api_key"),
-    tenants.KeyRevoked: _refused_key("key_revoked"),
-    tenants.KeyExpired: _refused_key("key_expired"),
-    tenants.TenantSuspended: Rule(403, "permission_error", "tenant_suspended"),
-    tenants.QuotaExceeded: Rule(429, "rate_limit_error", "rate_limit_exceeded"),
-    tenants.QuotaBackendUnavailable: _outage(
-        "quota_backend_unavailable", "The store of quotas does not answer; retry."
-    ),
-    tenants.RequestExceedsLimit: Rule(400, _REQUEST, "request_exceeds_limit"),
-    tenants.IdempotencyInProgress: Rule(409, "conflict_error", "idempotency_in_progress"),
-    tenants.IdempotencyKeyReused: Rule(422, _REQUEST, "idempotency_key_reuse"),
-    database_exc.OperationalError: _database_down(),
-    database_exc.InterfaceError: _database_down(),
-    database_exc.TimeoutError: _database_down(),
-    # Adapters: only an upload is the client's.
-    adapters.AdapterError: _INTERNAL,
-    adapters.CheckpointInvalid: Rule(400, _REQUEST, "invalid_adapter"),
-    registry.RegistryError: _INTERNAL,
-    registry.ModelNotFound: Rule(404, _REQUEST, "model_not_found"),
-    registry.UploadNotFound: Rule(404, _REQUEST, "upload_not_found"),
-    registry.UploadConflict: _conflict("upload_conflict"),
-    registry.VersionConflict: _conflict("version_conflict"),
-    registry.VersionInUse: _conflict("version_in_use"),
-    registry.VersionNotReady: _conflict("version_not_ready"),
-    registry.BytesLeaving: _outage("storage_unavailable", wait=_LATER),
-    registry.AliasMoved: Rule(412, "conflict_error", "alias_moved", headers=(_NO_RETRY,)),
-    registry.NothingToMoveTo: _conflict("nothing_to_move_to"),
-    registry.TooManyAliases: _conflict("too_many_aliases"),
-    registry.AdapterTooLarge: Rule(400, _REQUEST, "adapter_too_large"),
-    registry.StorageLimitReached: _conflict("storage_limit_reached"),
-    registry.PinLimitReached: _conflict("pin_limit_reached"),
-    # The engine.
-    engine.EngineError: _INTERNAL,
-    engine.RequestRefused: Rule(400, _REQUEST, "invalid_value"),
-    engine.AdapterOverCap: Rule(400, _REQUEST, "adapter_too_large"),
-    engine.EngineOverloaded: Rule(503, _OUTAGE, "server_is_overloaded"),
-    engine.DeadlineUnreachable: Rule(503, _OUTAGE, "deadline_unreachable"),
-    engine.EngineUnavailable: Rule(503, _OUTAGE, "engine_unavailable", headers=_SOON),
-    engine.RequestFailed: Rule(500, _SERVER),
-    engine.AdapterUnfit: Rule(409, "conflict_error", "adapter_mismatch", headers=(_NO_RETRY,)),
-}
-"""An error is told by the rule of the nearest of its classes."""
-
-
-def rule_for(error: type[BaseException]) -> Rule:
-    """The rule of an error's class."""
-    return next((RULES[base] for base in error.__mro__ if base in RULES), _INTERNAL)
-
-
-def describe(error: BaseException) -> ErrorReply:
-    """What a client is told of an error: status, body in OpenAI's form, headers."""
-    told = tell(error)
-    fields: dict[str, object] = {
-        "message": told.message,
-        "type": told.type,
-        "param": told.param,
-        "code": told.code,
-    }
-    fields |= adapters.told(told.problems)
-    body = msgspec.json.encode({"error": fields})
-    return ErrorReply(told.status, body, encoded(told.headers, "application/json"))
-
-
-def tell(error: BaseException) -> Told:
-    """What a client is told of an error."""
-    if isinstance(error, HTTPException):
-        return _tell_route(error)
-    rule = rule_for(type(error))
-    return Told(
-        status=rule.status,
-        type=rule.type,
-        code=_code(error, rule),
-        message=rule.message or str(error),
-        param=_param(error),
-        headers=(*rule.headers, *_wait_headers(error)),
-        problems=error.problems if isinstance(error, adapters.CheckpointInvalid) else (),
-    )
-
-
-def encoded(headers: Pairs, content_type: str) -> Headers:
-    """Headers as ASGI has them."""
-    pairs = (("content-type", content_type), *headers)
-    return [(name.encode(), value.encode()) for name, value in pairs]
-
-
-def error_event(error: BaseException) -> bytes:
-    """The last event of a stream that failed after its first byte."""
-    return b"data: " + describe(error).body + b"\n\n"
-
-
-def log_failure(error: BaseException) -> None:
-    """Log what a client was told about the server: outages in a line, the rest with a trace."""
-    status = describe(error).status
-    if status == 503:
-        _log.warning("%s: %s", type(error).__name__, error)
-    elif status >= 500:
-        _log.error("the request failed", exc_info=error)
-
-
-def _tell_route(error: HTTPException) -> Told:
-    """Unknown routes and methods, which the router reports."""
-    codes = {404: "route_not_found", 405: "method_not_allowed"}
-    messages = {
-        404: "There is no such route here; GET /openapi.json lists those there are.",
-        405: f"This route takes {(error.headers or {}).get('allow', 'another method')} alone.",
-    }
-    return Told(
-        status=error.status_code,
-        type=_REQUEST,
-        code=codes.get(error.status_code, "http_error"),
-        message=messages.get(error.status_code, str(error.detail)),
-        param=None,
-        headers=tuple((error.headers or {}).items()),
-    )
-
-
-def _param(error: BaseException) -> str | None:
-    return getattr(error, "param", None) or getattr(error, "field", None)
-
-
-def _code(error: BaseException, rule: Rule) -> str:
-    if isinstance(error, tenants.QuotaExceeded) and error.dimension == "concurrency":
-        return "concurrency_limit_exceeded"
-    return rule.code or str(getattr(error, "code", "internal_error"))
-
-
-def _wait_headers(error: BaseException) -> Pairs:
-    """Clients wait for `retry-after-ms` if they know it, else for `Retry-After` in seconds."""
-    if isinstance(error, UploadOffsetMismatch):
-        return (("upload-offset", str(error.offset)),)
-    wait_s = getattr(error, "retry_after_s", None)
-    if wait_s is None:
-        return (_NO_RETRY,) if isinstance(error, engine.DeadlineUnreachable) else ()
-    return (
-        ("retry-after", str(max(1, math.ceil(wait_s)))),
-        ("retry-after-ms", str(max(1, math.ceil(wait_s * 1000)))),
-    )

@@ -1,6 +1,7 @@
 """The gateway's process: its HTTP server over a database, quotas and one worker's stream."""
 
 import asyncio
+import gc
 import math
 import secrets
 import signal
@@ -8,19 +9,22 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from types import FrameType
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from loraplex.adapters.registry import gateways
 from loraplex.engine.client import StreamClient
 from loraplex.platform.app import create_app
 from loraplex.platform.services import Resources, Services
 from loraplex.platform.settings import Settings
 from loraplex.platform.stream import stream_address
 from loraplex.tenants.db import Database, explaining_failures, migrate
-from loraplex.tenants.limits import Limits
-from loraplex.tenants.quotas import MemoryQuotas, Quotas
+from loraplex.tenants.quotas import Quotas
+from loraplex.tenants.quotas_guarded import GuardedQuotas
+from loraplex.tenants.quotas_memory import MemoryQuotas
 from loraplex.tenants.quotas_redis import RedisQuotas
 from loraplex.tenants.secret import confirm_secret, load_secret
 
@@ -56,7 +60,7 @@ async def open_resources(settings: Settings) -> AsyncIterator[Resources]:
         with explaining_failures(database.url):
             async with database.session() as session:
                 await confirm_secret(session, pepper)
-        async with open_quotas(settings) as quotas:
+        async with open_quotas(settings, database) as quotas:
             engine.start()
             yield Resources(
                 settings=settings,
@@ -74,21 +78,30 @@ async def open_resources(settings: Settings) -> AsyncIterator[Resources]:
 
 
 @asynccontextmanager
-async def open_quotas(settings: Settings) -> AsyncIterator[Quotas]:
-    """Quotas of this gateway alone, or those in the store that gateways share.
+async def open_quotas(settings: Settings, database: Database) -> AsyncIterator[Quotas]:
+    """Quotas of this gateway alone, or those in the store that gateways share; while that is away,
+    this gateway's part of them.
 
     Raises:
         QuotaBackendUnavailable: the store cannot be used.
     """
-    defaults = _default_limits(settings)
     if settings.redis_url is None:
-        yield MemoryQuotas(defaults, time.monotonic_ns)
+        yield MemoryQuotas(time.monotonic_ns)
         return
-    shared = RedisQuotas.open(settings.redis_url, defaults)
+    shared = RedisQuotas.open(settings.redis_url, settings.intent_lease_s)
+
+    async def count_gateways() -> int:
+        with explaining_failures(database.url):
+            async with database.reader() as session:
+                return await gateways.count_running(session, datetime.now(UTC))
+
+    guarded = GuardedQuotas(shared, MemoryQuotas(time.monotonic_ns), count_gateways)
     try:
         await shared.ping()
-        yield shared
+        await shared.warn_of_eviction()
+        yield guarded
     finally:
+        await guarded.close()
         await shared.close()
 
 
@@ -107,6 +120,8 @@ class GatewayServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # The app judges proxies itself; the server would believe some by default.
+                proxy_headers=False,
                 # The server would skip the app's end after a second signal.
                 lifespan="off",
                 timeout_graceful_shutdown=math.ceil(self._drain_timeout_s) + 2 * BROKEN_OFF_S,
@@ -147,6 +162,10 @@ class GatewayServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections, and say so."""
         await super().startup(sockets)
+        # What was made until now stays: to look through it for cycles again and again would make
+        # requests wait for some 100 ms each time.
+        gc.collect()
+        gc.freeze()
         if not self.should_exit:
             self._on_started()
 
@@ -182,11 +201,3 @@ async def run_gateway(settings: Settings, announce: Callable[[str], None]) -> in
             server = GatewayServer(resources, listener)
             await server.serve_until_signalled(lambda: announce(server.url))
             return server.num_unsettled
-
-
-def _default_limits(settings: Settings) -> Limits:
-    return Limits(
-        requests_per_minute=settings.requests_per_minute,
-        tokens_per_minute=settings.tokens_per_minute,
-        concurrency=settings.concurrency,
-    )

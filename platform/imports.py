@@ -15,6 +15,7 @@ from loraplex.platform.services import Resources
 from loraplex.platform.sources import check_found, open_source
 from loraplex.platform.uploads import Begun, check_name, publish
 from loraplex.tenants import audit, directory
+from loraplex.tenants.audit import Actor
 from loraplex.tenants.ids import new_id
 
 
@@ -33,7 +34,7 @@ async def import_adapter(
     tenant_id: str,
     name: str,
     reference: Reference,
-    actor: str = audit.PLATFORM,
+    actor: Actor = audit.PLATFORM,
     *,
     as_operator: bool = False,
 ) -> PublishedVersion:

@@ -1,4 +1,4 @@
-"""Writes usage to the ledger: all records that wait at a time in one transaction."""
+"""Writes usage to the ledger, and removes intents: all that wait at a time in one transaction."""
 
 import asyncio
 import logging
@@ -8,29 +8,36 @@ from dataclasses import dataclass
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from loraplex.tenants import intents
 from loraplex.tenants.db import Database
-from loraplex.tenants.ledger import UsageRecord, append
+from loraplex.tenants.errors import UsageConflict
+from loraplex.tenants.leases import MAX_BACKOFF_S
+from loraplex.tenants.ledger import UsageRecord, append_all
 
 _log = logging.getLogger(__name__)
 
 OUTAGES = (OperationalError, InterfaceError, InternalError, PoolTimeout)
 """Errors of a database that is away, locked or cannot be written; they say nothing of a record."""
-MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
+MIN_BACKOFF_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A record, and who waits for it."""
+    """What becomes of a request's intent, and who waits for it."""
 
-    record: UsageRecord
+    request_id: str
+    record: UsageRecord | None
+    """None where nothing is owed."""
     written: Future[None]
 
 
 class LedgerWriter:
     """One writer per process; SQLite has one at a time anyway, and commits cost more than rows."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, max_backoff_s: float = MAX_BACKOFF_S) -> None:
+        """`max_backoff_s` is the longest pause between attempts while the database is away."""
         self._database = database
+        self._max_backoff_s = max_backoff_s
         self._waiting: list[_Entry] = []
         self._writing: Task[None] | None = None
         self._failing = False
@@ -47,7 +54,14 @@ class LedgerWriter:
         database comes back in this process's life. Raises what `ledger.append` does, and what the
         database says of the record itself.
         """
-        entry = _Entry(record, asyncio.get_running_loop().create_future())
+        await self._put(record.request_id, record)
+
+    async def void(self, request_id: str) -> None:
+        """Return when the intent of a request that owes nothing is removed; else as `append`."""
+        await self._put(request_id, None)
+
+    async def _put(self, request_id: str, record: UsageRecord | None) -> None:
+        entry = _Entry(request_id, record, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write_waiting(), name="write-ledger")
@@ -67,7 +81,7 @@ class LedgerWriter:
                     "the ledger cannot be written; tried again in %s s: %s", backoff_s, error
                 )
                 await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                backoff_s = min(2 * backoff_s, self._max_backoff_s)
             else:
                 self._failing, backoff_s = False, MIN_BACKOFF_S
 
@@ -91,8 +105,19 @@ class LedgerWriter:
 
     async def _commit(self, batch: list[_Entry]) -> None:
         async with self._database.session() as session:
-            for entry in batch:
-                await append(session, entry.record)
+            # First, since whoever settles for others locks the intent before it writes.
+            await intents.close(session, [entry.request_id for entry in batch])
+            records = [entry.record for entry in batch if entry.record is not None]
+            fates = await append_all(session, records) if records else []
+        conflicts = {
+            record.request_id: fate
+            for record, fate in zip(records, fates, strict=True)
+            if isinstance(fate, UsageConflict)
+        }
         for entry in batch:
-            if not entry.written.done():  # whoever waited was cancelled
+            if entry.written.done():  # whoever waited was cancelled
+                continue
+            if entry.record is not None and entry.request_id in conflicts:
+                entry.written.set_exception(conflicts[entry.request_id])
+            else:
                 entry.written.set_result(None)

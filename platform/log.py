@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 _TALKATIVE = (
     *("alembic", "asyncio", "aiosqlite", "sqlalchemy", "psycopg", "uvicorn", "httpx", "httpcore"),
+    *("httpx2", "httpcore2", "authlib"),
 )
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)

@@ -21,6 +21,45 @@ _OUTCOME_OF_STATUS: Mapping[int, Outcome] = {
 }
 
 
+class LedgerMetrics:
+    """Whether what was used is charged once, and what is not yet."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.usage_conflicts = Counter(
+            "loraplex_usage_conflicts",
+            "Requests whose usage was in the ledger already with other figures; the first stay.",
+            registry=registry,
+        )
+        self.reaped_intents = Counter(
+            "loraplex_reaped_intents",
+            "Intents of gateways that died, settled or removed by this one.",
+            registry=registry,
+        )
+        self.open_intents = Gauge(
+            "loraplex_open_intents", "Intents of all gateways that are open.", registry=registry
+        )
+        self.overdue_intents = Gauge(
+            "loraplex_overdue_intents",
+            "Open intents whose leases are over: nobody has settled them yet.",
+            registry=registry,
+        )
+        self.drift_budgets = Gauge(
+            "loraplex_ledger_drift_budgets",
+            "Budgets of which the quota store knew another use than the database.",
+            registry=registry,
+        )
+        self.drift_requests = Gauge(
+            "loraplex_ledger_drift_requests",
+            "Requests in the worker's journal less those of them that are in the ledger.",
+            registry=registry,
+        )
+        self.drift_tokens = Gauge(
+            "loraplex_ledger_drift_tokens",
+            "Tokens in the worker's journal less those that the ledger has of its requests.",
+            registry=registry,
+        )
+
+
 class GatewayMetrics:
     """Counters and histograms of completions, in a registry that is given in."""
 
@@ -53,6 +92,14 @@ class GatewayMetrics:
         self.settlement_failures = Counter(
             "loraplex_settlement_failures",
             "Requests whose usage could not be written to the ledger; see the log.",
+            registry=registry,
+        )
+
+        self.ledger = LedgerMetrics(registry)
+
+        self.quota_store_away = Gauge(
+            "loraplex_quota_store_away",
+            "1 while the quota store is away and this gateway counts limits by itself, else 0.",
             registry=registry,
         )
 

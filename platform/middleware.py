@@ -9,7 +9,8 @@ from time import monotonic
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loraplex.platform.errors import BodyTimeout, BodyTooLarge, log_failure
+from loraplex.platform.error_replies import Headers, log_failure
+from loraplex.platform.errors import BodyTimeout, BodyTooLarge
 from loraplex.platform.log import REQUEST_ID, AccessLine
 from loraplex.platform.problems import reply_for
 from loraplex.tenants.ids import Entropy, new_id
@@ -25,7 +26,12 @@ _PROBES = ("/livez", "/readyz", "/health", "/startupz", "/metrics")
 
 
 class RequestContext:
-    """Outermost: gives each request its id, answers all errors, and writes the access log."""
+    """Outermost: gives each request its id, answers all errors, and writes the access log.
+
+    It leaves two things in the scope: `loraplex.headers`, to which a route adds what any answer
+    tells from then on, an error's too; and the server's own `send`, for streams: nothing between it
+    and a route looks at more than how a response starts, and each token would pay for all of that.
+    """
 
     def __init__(self, app: ASGIApp, now: Callable[[], datetime], entropy: Entropy) -> None:
         self._app = app
@@ -39,8 +45,10 @@ class RequestContext:
             return
         line = AccessLine(new_id("req", self._now(), self._entropy), monotonic())
         scope["loraplex.line"] = line
+        scope["loraplex.send"] = send
+        headers = scope["loraplex.headers"] = [(b"x-request-id", line.request_id.encode())]
         token = REQUEST_ID.set(line.request_id)
-        tagged = _TaggedSend(send, line.request_id)
+        tagged = _TaggedSend(send, headers)
         try:
             await self._app(scope, receive, tagged)
         except Exception as error:
@@ -54,17 +62,17 @@ class RequestContext:
 
 
 class _TaggedSend:
-    """Adds `x-request-id` to the response, and notes its status."""
+    """Adds headers to the response, and notes its status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, headers: Headers) -> None:
         self._send = send
-        self._header = (b"x-request-id", request_id.encode())
+        self._headers = headers
         self.status: int | None = None
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], self._header]
+            message["headers"] = [*message["headers"], *self._headers]
         await self._send(message)
 
 
@@ -144,12 +152,18 @@ async def _answer_error(error: Exception, scope: Scope, send: Send) -> None:
 
 def _log_access(scope: Scope, line: AccessLine, status: int | None) -> None:
     """The path is the route's template: a path that a client made up is not for logs."""
-    route = scope.get("route")
     fields = {
         "method": scope["method"],
-        "path": getattr(route, "path", "unmatched"),
+        "path": _template(scope),
         "status": CLIENT_CLOSED if status is None else status,
         "duration_ms": round((monotonic() - line.started_s) * 1000, 3),
     }
     level = logging.DEBUG if fields["path"] in _PROBES else logging.INFO
     _access_log.log(level, "request", extra={"fields": fields | line.fields})
+
+
+def _template(scope: Scope) -> str:
+    """A route of an included router knows its own end of the path; where it was included, the whole
+    is in the context that FastAPI keeps of the route that it chose."""
+    chosen = scope.get("fastapi", {}).get("effective_route_context") or scope.get("route")
+    return str(getattr(chosen, "path", "unmatched"))

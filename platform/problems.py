@@ -6,7 +6,7 @@ import msgspec
 from starlette.types import Scope
 
 from loraplex.adapters import errors as refusals
-from loraplex.platform.errors import ErrorReply, describe, encoded, tell
+from loraplex.platform.error_replies import ErrorReply, describe, encoded, tell
 from loraplex.platform.log import AccessLine
 
 ADMIN_PREFIX = "/admin/"

@@ -76,6 +76,8 @@ class RefusedView(BaseModel):
     pins: list[AdapterNameView]
     floors: list[str]
     """Tenants."""
+    host_floors: list[str]
+    """Tenants; of the host's memory."""
 
 
 class ResidencyView(BaseModel):
@@ -94,6 +96,7 @@ async def residency_view(session: AsyncSession, report: ResidencyReport) -> Resi
     keys += [AdapterKey(pin.tenant, pin.adapter) for pin in report.refused_pins]
     models = await names_of_adapters(session, keys)
     ids = [*(key.tenant for key in keys), *report.refused_floors]
+    ids += report.refused_host_floors
     tenants = await names_of_tenants(session, ids)
 
     def named(each: AdapterRow | Pin) -> AdapterNameView:
@@ -108,6 +111,7 @@ async def residency_view(session: AsyncSession, report: ResidencyReport) -> Resi
         refused=RefusedView(
             pins=[named(pin) for pin in report.refused_pins],
             floors=[tenants.get(tenant, tenant) for tenant in report.refused_floors],
+            host_floors=[tenants.get(tenant, tenant) for tenant in report.refused_host_floors],
         ),
     )
 

@@ -28,6 +28,7 @@ from loraplex.platform.services import Resources
 from loraplex.platform.upload_files import ADAPTER_FILES, check_files
 from loraplex.platform.uploads import Begun, check_name, publish
 from loraplex.tenants import audit
+from loraplex.tenants.audit import Actor
 from loraplex.tenants.ids import new_id
 
 CHECK_S = 900.0
@@ -134,7 +135,7 @@ class Piece:
 
 
 async def complete(
-    resources: Resources, tenant_id: str, upload_id: str, actor: str = audit.PLATFORM
+    resources: Resources, tenant_id: str, upload_id: str, actor: Actor = audit.PLATFORM
 ) -> UploadRecord:
     """Check and publish an upload whose bytes are all there; again, it says the same.
 
@@ -190,7 +191,7 @@ async def tidy(resources: Resources) -> None:
 
 
 async def _publish(
-    resources: Resources, tenant_id: str, record: UploadRecord, actor: str
+    resources: Resources, tenant_id: str, record: UploadRecord, actor: Actor
 ) -> PublishedVersion:
     folder = _folder(resources, record.id) / RECEIVED_DIR
     begun = Begun(record.id, "uploading", record.sha256)

@@ -10,13 +10,14 @@ from typing import Any
 
 from loraplex.engine.client import claimed
 from loraplex.platform.demo.base import demo_model_dir, find_gguf
-from loraplex.platform.demo.seed import SeededTenant, seed
+from loraplex.platform.demo.seed import Demo, SeededTenant, seed
 from loraplex.platform.gateway import GatewayServer, listen, open_resources
 from loraplex.platform.services import Resources
-from loraplex.platform.settings import DEMO_MODEL, Settings
+from loraplex.platform.settings import Settings
 from loraplex.platform.sole import sole_platform
 from loraplex.platform.stream import stream_address
 from loraplex.platform.supervisor import WorkerSupervisor
+from loraplex.platform.worker_settings import DEMO_MODEL
 from loraplex.tenants import admin_keys
 from loraplex.tenants.errors import KeyRevoked
 
@@ -34,6 +35,8 @@ class Ready:
     admin_key: str | None
     """Opens the admin API and the console; None where the operator revoked it."""
     data_dir: Path
+    left_alone: tuple[str, ...] = ()
+    """Names of the demo's tenants that were deleted, or that are somebody else's."""
 
     def as_json(self) -> str:
         """One line of JSON."""
@@ -70,6 +73,8 @@ async def serve(settings: Settings, announce: Callable[[Ready], None]) -> int:
                     supervisor.run(), tell_when_ready(), server.serve_until_signalled(_nothing)
                 )
             finally:
+                # All is settled: that the worker goes away now is nothing to warn of.
+                await resources.engine.close()
                 await supervisor.stop(WORKER_STOP_S)
             return server.num_unsettled
 
@@ -91,17 +96,18 @@ async def _prepare(resources: Resources, server: GatewayServer) -> Ready:
     """Wait for the worker, and make what the first request needs."""
     await resources.engine.wait_connected()
     settings = resources.settings
-    tenants: list[SeededTenant] = []
+    demo = Demo()
     if settings.model == DEMO_MODEL:
-        tenants = await seed(resources, demo_model_dir(settings.data_dir))
+        demo = await seed(resources, demo_model_dir(settings.data_dir))
     admin_key = await _admin_key(resources)
     await server.load_prompts()
     return Ready(
         url=server.url,
-        tenants=tuple(tenants),
+        tenants=demo.tenants,
         base_model=resources.engine.model.name,
         admin_key=admin_key,
         data_dir=settings.data_dir.resolve(),
+        left_alone=demo.left_alone,
     )
 
 

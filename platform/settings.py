@@ -1,24 +1,25 @@
 """All settings, and the only place that reads the environment (prefix `LORAPLEX_`)."""
 
-import json
 import os
 from difflib import get_close_matches
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from loraplex.platform.admission_rules import AdmissionRule
 from loraplex.platform.import_source import ImportSource
+from loraplex.platform.worker_settings import WorkerSettings
 
-DEMO_MODEL = "demo"
-"""What `model` says for the base model of the demo."""
 CLIENT_VARIABLES = frozenset({"LORAPLEX_URL", "LORAPLEX_KEY"})
 """What commands read that talk to a gateway from elsewhere; no settings of a process."""
 
 
-class Settings(BaseSettings):
-    """Settings of every process. Each field's description is its reference documentation."""
+class Settings(WorkerSettings):
+    """Settings of every process, the worker's among them. A field's description is its reference
+    documentation."""
 
     model_config = SettingsConfigDict(env_prefix="LORAPLEX_", frozen=True, extra="forbid")
 
@@ -36,7 +37,7 @@ class Settings(BaseSettings):
         None,
         repr=False,
         description="Redis or Valkey that holds the quotas of several gateways (`redis://…`, "
-        "`rediss://…` with TLS, `unix://PATH`); it must not evict keys. "
+        "`rediss://…` with TLS, `redis+cluster://…`, `unix://PATH`); it must not evict keys. "
         "Default: each gateway counts alone.",
     )
     secret: SecretStr | None = Field(
@@ -44,136 +45,11 @@ class Settings(BaseSettings):
         description="Pepper of key hashes, at least 32 characters. "
         "Default: made once, kept in the data directory.",
     )
+    usage_days: int | None = Field(
+        None, ge=1, description="Days that usage is kept (`docs/operations.md`). Default: for ever."
+    )
     host: str = Field("127.0.0.1", description="Address on which the gateway listens.")
     port: int = Field(8000, ge=0, le=65535, description="Port of the gateway; 0 takes a free one.")
-    model: str = Field(DEMO_MODEL, description="Base model: a path, a hub name, or `demo`.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model runs; `auto` takes a GPU if there is one."
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto",
-        description="Arithmetic of the model. `auto`: float32 on a CPU, where outputs then equal "
-        "transformers and PEFT; on a GPU the checkpoint's own.",
-    )
-    max_model_len: int | None = Field(
-        None, ge=1, description="Longest prompt plus output in tokens. Default: the model's limit."
-    )
-    worker_address: str | None = Field(
-        None,
-        description="Where gateway and worker meet: `unix:PATH` or `tcp://HOST:PORT`. "
-        "Default: `worker.sock` in the data directory.",
-    )
-    worker_token: SecretStr | None = Field(
-        None, description="Shared secret of gateway and worker; required for `tcp://`."
-    )
-    worker_tls_cert: Path | None = Field(
-        None,
-        description="PEM certificate of a `tcp://` worker; the gateway trusts exactly this one.",
-    )
-    worker_tls_key: Path | None = Field(None, description="PEM private key of a `tcp://` worker.")
-    threads: int | None = Field(
-        None,
-        ge=1,
-        le=1024,
-        description="Threads of the worker's arithmetic. Default: cores − 1.",
-    )
-    kv_memory_bytes: int | None = Field(
-        None, ge=1, description="Memory of the KV cache. Default: sized from free memory at start."
-    )
-    adapter_memory_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="Memory of resident adapters. Default: sized from free memory at start; on a "
-        "CPU, if `LORAPLEX_KV_MEMORY_BYTES` is not set either, half of the KV cache is lent to "
-        "adapters while it is free and they need it.",
-    )
-    host_adapter_bytes: int | None = Field(
-        None,
-        ge=0,
-        description="Host memory for adapters that were read and verified, so that those which the "
-        "device gave up come back without the store; in the dtype of their files. 0 keeps none. "
-        "Default: a tenth of the host's free memory.",
-    )
-    block_size: int = Field(16, ge=1, le=256, description="Tokens per KV block.")
-    swap_memory_bytes: int | None = Field(
-        None,
-        ge=0,
-        description="Host memory for what preempted requests have computed; 0 computes it again. "
-        "Default: a quarter of the KV cache, at most a twentieth of the host's free memory.",
-    )
-    prefix_cache: bool = Field(
-        default=True,
-        description="Keep what requests have computed while there is room, for requests of the "
-        "same tenant and adapter that begin alike; see `docs/scheduling.md`.",
-    )
-    max_step_tokens: int = Field(
-        512, ge=1, description="Rows of one forward pass: decodes plus chunks of prompts."
-    )
-    max_running: int = Field(64, ge=1, description="Requests that run at the same time.")
-    max_waiting_requests: int = Field(
-        512, ge=1, description="Requests that may wait in the worker; more are refused with 503."
-    )
-    max_waiting_tokens: int = Field(
-        262_144, ge=1, description="Prompt tokens that may wait in the worker; as above."
-    )
-    scheduling: Literal["fair", "fcfs"] = Field(
-        "fair",
-        description="Who runs first: tenants by their shares of the machine, or requests in order "
-        "of arrival; see `docs/scheduling.md`.",
-    )
-    quantum_ms: float = Field(
-        500.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="Time of the machine that a turn gives a tenant of weight 1. Smaller is fairer "
-        "within shorter times; larger loads adapters less often.",
-    )
-    overdraft_ms: float = Field(
-        1000.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="How far tenants may exceed their shares to fill gaps, and what one request "
-        "may make those of other tenants compute again.",
-    )
-    max_skips: int = Field(
-        16, ge=1, description="Times that a request may be overtaken by its tenant's later ones."
-    )
-    priority_ttft_ms: float = Field(
-        1000.0,
-        gt=0,
-        description="Target for the first token of requests of the tier `priority`. Targets order "
-        "requests and bound how long a step may take; nothing is refused for them.",
-    )
-    priority_tpot_ms: float = Field(
-        100.0, gt=0, description="Target for each further token of the tier `priority`."
-    )
-    default_ttft_ms: float = Field(
-        5000.0, gt=0, description="Target for the first token of the tier `default`."
-    )
-    default_tpot_ms: float = Field(
-        250.0, gt=0, description="Target for each further token of the tier `default`."
-    )
-    max_transfer_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="Bytes of loads of adapters that may be on their way to the device at a time; "
-        "one always may, and prefetches start within what loads leave. Default: a quarter of the "
-        "memory of resident adapters.",
-    )
-    prefetch: Literal["none", "queue", "all"] = Field(
-        "queue",
-        description="Adapters that are loaded before they are needed, in memory that nobody needs "
-        "more: `queue` those of requests that will start soon, `all` also those that are likely to "
-        "be asked for again, `none` nothing.",
-    )
-    calibration_s: float = Field(
-        3.0,
-        ge=0,
-        le=600,
-        description="Longest time in which a worker learns how long steps take before it serves "
-        "for the first time with a model on a machine, at most 600; 0 lets it learn from traffic "
-        "alone. What was learned before is used in any case: it is in `costs/` of the data folder.",
-    )
     default_max_tokens: int = Field(
         1024, ge=1, description="Output cap of a request that names none; never above the context."
     )
@@ -275,6 +151,9 @@ class Settings(BaseSettings):
     drain_timeout_s: float = Field(
         30.0, ge=0, description="Time that open requests get to end when the process is stopped."
     )
+    intent_lease_s: float = Field(
+        60.0, ge=1, le=600, description="Time after which others settle a dead gateway's requests."
+    )
     requests_per_minute: int = Field(
         600, ge=1, description="Default limit of a tenant that has none of its own."
     )
@@ -283,6 +162,48 @@ class Settings(BaseSettings):
     )
     concurrency: int = Field(
         64, ge=1, description="Default limit of requests that one tenant runs at a time."
+    )
+    public_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^/?#]+$",
+        description="Address by which browsers reach the gateway, such as "
+        "`https://loraplex.example.org`; needed where a proxy ends TLS. With `https` the console's "
+        "cookies are sent by TLS alone. Default: what each request says.",
+    )
+    trusted_proxies: str | None = Field(
+        None,
+        description="Networks of proxies, with commas, such as `10.0.0.0/8,127.0.0.1/32`: of a "
+        "connection from there `X-Forwarded-For` tells the client's address, by which keys and "
+        "sign-ins are judged, and `X-Forwarded-Proto` the scheme. Default: nobody is believed, and "
+        "the proxy is the client.",
+    )
+    oidc_issuer: str | None = Field(
+        None,
+        pattern=r"^(https://|http://(localhost|127\.0\.0\.1|\[::1\])[:/])",
+        description="Issuer by which people sign in to the console with OpenID Connect, exactly as "
+        "its document calls it; see `docs/sign-in.md`. Default: people sign in with passwords and "
+        "admin keys alone.",
+    )
+    oidc_client_id: str | None = Field(
+        None, description="What the issuer knows this platform by; needed with an issuer."
+    )
+    oidc_client_secret: SecretStr | None = Field(
+        None, description="Secret of that client; none for a public client, which PKCE protects."
+    )
+    oidc_scopes: str = Field(
+        "openid email profile", description="What the issuer is asked for, with spaces."
+    )
+    oidc_admit: list[AdmissionRule] = Field(
+        default=[],
+        description="JSON list of who is admitted with which role, as of each sign-in: "
+        '`[{"email_domain": "acme.example", "role": "developer", "tenant": "acme"}, {"claim": '
+        '"groups", "value": "ml-ops", "role": "operator"}]`. Default: people must be added first.',
+    )
+    oidc_leeway_s: float = Field(
+        60.0,
+        ge=0,
+        le=600,
+        description="How far the clocks of the issuer and of this gateway may differ.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="`debug` adds one line per engine step."
@@ -305,13 +226,19 @@ class Settings(BaseSettings):
             raise ValueError("the path must not contain '?', since the database's URL holds it")
         return data_dir
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_networks(cls, networks: str | None) -> str | None:
+        for network in listed_networks(networks):
+            ip_network(network)  # says what is wrong with it
+        return networks
+
     @model_validator(mode="after")
-    def _a_step_holds_all_that_run(self) -> Self:
-        if self.max_running > self.max_step_tokens:
-            raise ValueError(
-                f"max_running is {self.max_running} and max_step_tokens {self.max_step_tokens}; "
-                "each request that runs needs a row of every step"
-            )
+    def _an_issuer_knows_its_client(self) -> Self:
+        if self.oidc_issuer is not None and self.oidc_client_id is None:
+            raise ValueError("LORAPLEX_OIDC_ISSUER needs LORAPLEX_OIDC_CLIENT_ID")
+        if self.oidc_issuer is not None and "openid" not in self.oidc_scopes.split():
+            raise ValueError("LORAPLEX_OIDC_SCOPES must have openid")
         return self
 
     @property
@@ -330,14 +257,19 @@ class Settings(BaseSettings):
         return self.data_dir / "adapters"
 
     @property
-    def kernels_dir(self) -> Path:
-        """Folder of what was compiled for this machine; it may be removed at any time."""
-        return self.data_dir / "kernels"
+    def compiled_dir(self) -> Path:
+        """Folder of compiled code and of measurements, with the default filled in."""
+        return self.kernels_dir or self.data_dir / "kernels"
 
     @property
     def costs_dir(self) -> Path:
         """Folder of what was learned about step times; it may be removed at any time."""
         return self.data_dir / "costs"
+
+    @property
+    def resolved_journal_dir(self) -> Path:
+        """Folder of the usage journal, with the default filled in."""
+        return self.journal_dir or self.data_dir / "journal"
 
     @property
     def base_record_path(self) -> Path:
@@ -350,6 +282,11 @@ class Settings(BaseSettings):
         return self.worker_address or f"unix:{self.data_dir / 'worker.sock'}"
 
 
+def listed_networks(text: str | None) -> list[str]:
+    """Return the parts of a list with commas."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
 def prepare_worker_environment() -> None:
     """Set what torch and its libraries read when they are imported; call it before.
 
@@ -359,17 +296,6 @@ def prepare_worker_environment() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-
-def child_environment(settings: Settings) -> dict[str, str]:
-    """The environment in which a child process reads the same settings."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("LORAPLEX_")}
-    for name, value in settings:
-        if value is not None:
-            text = value.get_secret_value() if isinstance(value, SecretStr) else value
-            written = json.dumps(text, default=dict) if isinstance(text, dict) else str(text)
-            environment[f"LORAPLEX_{name.upper()}"] = written
-    return environment
 
 
 def available_cores() -> int:

@@ -8,8 +8,10 @@ from loraplex.platform.settings import Settings
 _HEAD = """# Settings
 
 Every process reads its settings from environment variables. Some commands have options of the same
-name for a few of them (`--help`), which come first. A variable `LORAPLEX_…` that is none of these
-is refused. This page is made from `platform/settings.py` by
+name for a few of them (`--help`), which come first. `LORAPLEX_URL`, the gateway's address, and
+`LORAPLEX_KEY`, a tenant's key, are for commands that call a gateway, such as `loraplex adapter
+upload`; servers pass over them. Any other variable `LORAPLEX_…` that is none of these is refused.
+This page is made from `platform/settings.py` and `platform/worker_settings.py` by
 `python -m loraplex.platform.settings_reference > docs/settings.md`.
 
 | variable | default | meaning |

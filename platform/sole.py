@@ -14,7 +14,7 @@ class DataDirInUse(Exception):
 @contextmanager
 def sole_platform(data_dir: Path) -> Iterator[None]:
     """Hold a data directory until the end of the block. Raises DataDirInUse."""
-    data_dir.mkdir(parents=True, exist_ok=True)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     in_use = DataDirInUse(
         f"another `loraplex serve` serves from {data_dir.resolve()}; stop it, or choose another "
         "folder with --data-dir"

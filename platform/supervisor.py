@@ -7,7 +7,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from contextlib import suppress
 
-from loraplex.platform.settings import Settings, child_environment
+from loraplex.platform.child_environment import child_environment
+from loraplex.platform.settings import Settings
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from loraplex.platform.receiving import nicely, on_disk, received
 from loraplex.platform.self_tests import tested
 from loraplex.platform.services import Resources
 from loraplex.tenants import audit, directory
-from loraplex.tenants.audit import Act
+from loraplex.tenants.audit import Act, Actor
 from loraplex.tenants.errors import NameInvalid
 from loraplex.tenants.ids import new_id
 
@@ -40,7 +40,7 @@ async def receive(
     tenant_id: str,
     content_type: str,
     chunks: AsyncIterator[bytes],
-    actor: str = audit.PLATFORM,
+    actor: Actor = audit.PLATFORM,
     name: str | None = None,
 ) -> PublishedVersion:
     """Take an upload for a tenant; when this returns, the adapter can be called. An archive needs a
@@ -67,7 +67,7 @@ async def publish(
     tenant_id: str,
     name: str,
     folder: Path,
-    actor: str = audit.PLATFORM,
+    actor: Actor = audit.PLATFORM,
     begun: Begun | None = None,
 ) -> PublishedVersion:
     """Check a checkpoint's folder against the served model, store it, make it the newest version.
@@ -134,7 +134,7 @@ async def _begin(resources: Resources, tenant_id: str, name: str, folder: Path) 
 
 async def _store_and_publish(
     resources: Resources,
-    actor: str,
+    actor: Actor,
     tenant_id: str,
     name: str,
     checked: CheckedAdapter,

@@ -14,19 +14,23 @@ EXAMPLE = (
 
 def welcome(ready: Ready) -> str:
     """The address, each tenant's key and models, and a request to paste."""
+    at = f"--data-dir {shlex.quote(str(ready.data_dir))}"
     lines = ["", f"Loraplex serves {ready.base_model} on {ready.url}", ""]
-    admin_key = ready.admin_key or "revoked; make one with: loraplex admin-key create"
+    admin_key = ready.admin_key or f"revoked; make one with: loraplex admin-key create {at}"
     lines += [f"  console   {ready.url}/console", f"  admin key {admin_key}", ""]
     for tenant in ready.tenants:
         lines.append(f"  tenant {tenant.name}")
-        lines.append(f"    key     {tenant.key or 'revoked; make one with: loraplex key create'}")
+        remedy = f"revoked or rotated; make one with: loraplex key create {tenant.name} {at}"
+        lines.append(f"    key     {tenant.key or remedy}")
         lines.append(f"    models  {', '.join((*tenant.adapters, ready.base_model))}")
         lines.append("")
+    if ready.left_alone:
+        names = ", ".join(ready.left_alone)
+        lines += [f"  left alone, since deleted or not the demo's: {names}", ""]
     usable = [
         (tenant.key, model) for tenant in ready.tenants if tenant.key for model in tenant.adapters
     ]
     if not usable:
-        at = f"--data-dir {shlex.quote(str(ready.data_dir))}"
         lines += [
             "Make a tenant, a key and a model of its own:",
             f"  loraplex tenant create NAME {at}",

@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from functools import lru_cache, partial
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -19,26 +18,28 @@ from tokenizers import Tokenizer
 
 from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
-from loraplex.adapters.sizes import AdapterSizes, StoredSizes, sizes_of_head
+from loraplex.adapters.sizes import MAX_HEADS, StoredSizes, sizes_of_head
 from loraplex.engine import memory
 from loraplex.engine.added_tokens import transcripts
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
-from loraplex.engine.config import ModelConfig, SchedulerConfig, Targets
+from loraplex.engine.config import SchedulerConfig, Targets
 from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.cost import CostModel
 from loraplex.engine.cost_metrics import CostCollector
 from loraplex.engine.errors import EngineCrashed
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.frames import Address, Security
-from loraplex.engine.gguf_model import convert_gguf
+from loraplex.engine.graph_metrics import GraphCollector
 from loraplex.engine.intake import Intake
+from loraplex.engine.journal import Journal
+from loraplex.engine.journal_metrics import JournalCollector
 from loraplex.engine.lengths import OutputLengths
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.metrics import WorkerMetrics
-from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
+from loraplex.engine.model import LoadedModel, export_tokenizer
 from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Submit, Welcome
 from loraplex.engine.request import Text
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
@@ -46,16 +47,19 @@ from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
 from loraplex.engine.transfers import Transfers
-from loraplex.kernels.lora_cpu import compile_lora
+from loraplex.platform.base import load_base
 from loraplex.platform.base_record import BaseRecord, told, write_record
-from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir, find_gguf
 from loraplex.platform.fair import fair_settings
-from loraplex.platform.settings import DEMO_MODEL, Settings, available_cores
+from loraplex.platform.settings import Settings, available_cores
 from loraplex.platform.stream import stream_address
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
+from loraplex.platform.worker_graphs import record_graphs
 from loraplex.platform.worker_self_tests import SelfTests, compose_self_tests
 
 _log = logging.getLogger(__name__)
+
+SPARE_OPEN = 1024
+"""Requests on their way into the engine's queue, or back from it with a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Worker:
     self_tests: SelfTests
     transfers: Transfers
     costs: KeptCosts
+    journal: Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ def run_worker(settings: Settings, *, stop_with_parent: bool) -> None:
     it died. Raises EngineError, DemoModelMissing where it cannot start, EngineCrashed later.
     """
     address, security = stream_address(settings)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lifeline = Lifeline() if stop_with_parent else None
     with claimed(address):
         torch.set_num_threads(settings.threads or max(1, available_cores() - 1))
@@ -116,28 +121,9 @@ def run_worker(settings: Settings, *, stop_with_parent: bool) -> None:
         asyncio.run(_serve(settings, model, address, security, lifeline))
 
 
-def model_config(settings: Settings) -> ModelConfig:
-    """Decide what `auto` and `demo` mean here; converts the demo model when it is first used."""
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype: str = settings.dtype
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "auto"
-    path, name = Path(settings.model), settings.model.rstrip("/").rpartition("/")[2]
-    if settings.model == DEMO_MODEL:
-        path, name = demo_model_dir(settings.data_dir), DEMO_MODEL_NAME
-        if not path.exists():
-            _log.info("converting the demo model, once; this takes about 20 seconds")
-            convert_gguf(find_gguf(), path)
-    return ModelConfig(path, name, device, dtype, settings.max_model_len)
-
-
 def _load(settings: Settings) -> LoadedModel:
-    config = model_config(settings)
-    _log.info("loading %s as %s on %s", config.name, config.dtype, config.device)
-    model = load_model(config)
-    record = BaseRecord(config.name, model.path.resolve(), told(model.shapes))
+    model = load_base(settings)
+    record = BaseRecord(model.config.name, model.path.resolve(), told(model.shapes))
     write_record(settings.base_record_path, record)
     return model
 
@@ -163,6 +149,7 @@ async def _serve(
         target=partial(_run_engine, worker.loop, crash, loop, stop), name="engine"
     )
     thread.start()
+    syncing = asyncio.create_task(worker.journal.keep_synced())
     await stop.wait()
     if not crash and not await worker.server.drain(settings.drain_timeout_s):
         _log.warning("some requests were still open after %s s", settings.drain_timeout_s)
@@ -171,6 +158,9 @@ async def _serve(
     await asyncio.to_thread(worker.costs.close)
     worker.transfers.close()
     await worker.server.close()
+    worker.journal.stop()
+    await syncing
+    await worker.journal.close()
     await asyncio.to_thread(worker.intake.close)
     await worker.self_tests.close()
     if crash:
@@ -183,10 +173,9 @@ async def _compose(
     loop = asyncio.get_running_loop()
     sizes = _sizes(settings, model)
     tokenizer_json, chat_template, special_tokens = export_tokenizer(model.path)
-    cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
-    runner = ModelRunner(
-        model, sizes.num_blocks, settings.block_size, cpu_lora, sizes.num_host_blocks
-    )
+    runner = ModelRunner(model, sizes.num_blocks, settings.block_size, sizes.num_host_blocks)
+    if settings.cuda_graphs:
+        await asyncio.to_thread(record_graphs, runner)
     config = scheduler_config(settings, sizes, model.vocab_size)
     costs = await asyncio.to_thread(
         prepare_costs, settings, runner, config, sizes.adapter_bytes, stop.is_set
@@ -195,6 +184,7 @@ async def _compose(
     mailbox = parts.mailbox
     registry = CollectorRegistry()
     registry.register(CostCollector(costs.model))
+    registry.register(GraphCollector(runner.num_steps))
     metrics = WorkerMetrics(registry, parts.scheduler, parts.residency)
     info = ModelInfo(
         name=model.config.name,
@@ -210,7 +200,8 @@ async def _compose(
     welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=secrets.token_hex(8), model=info)
     self_tests = compose_self_tests(model, parts.adapters, mailbox, parts.intake, registry)
     verify = self_tests.verifier.verify
-    server = StreamServer(parts.intake, welcome, security, metrics.render, verify)
+    journal = _journal(settings, registry)
+    server = StreamServer(parts.intake, welcome, security, metrics.render, verify, journal)
 
     def publish(report: StepReport) -> None:
         metrics.observe(report)
@@ -227,7 +218,17 @@ async def _compose(
         self_tests,
         parts.transfers,
         costs,
+        journal,
     )
+
+
+def _journal(settings: Settings, registry: CollectorRegistry) -> Journal:
+    most_open = settings.max_running + settings.max_waiting_requests + SPARE_OPEN
+    journal = Journal(
+        settings.resolved_journal_dir, settings.journal_days, most_open, clock=time.time
+    )
+    registry.register(JournalCollector(journal))
+    return journal
 
 
 def compose_engine(
@@ -243,12 +244,11 @@ def compose_engine(
     `costs` it knows nothing of step times yet; `clock` is in seconds."""
     mailbox = Mailbox()
     store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
-
-    def read_sizes(digest: str) -> AdapterSizes:
-        itemsize = model.dtype.itemsize
-        return sizes_of_head(store.head(digest), model.shapes, bytes_per_element=itemsize)
-
-    adapter_sizes = StoredSizes(read_sizes)
+    # Adapters of one recipe have one head, and their sizes follow from it alone.
+    sizes_of = lru_cache(MAX_HEADS)(
+        partial(sizes_of_head, base=model.shapes, bytes_per_element=model.dtype.itemsize)
+    )
+    adapter_sizes = StoredSizes(lambda digest: sizes_of(store.head(digest)))
     host = HostMemory(sizes.host_adapter_bytes, adapter_sizes.host_bytes)
     residency = Residency(sizes.adapter_bytes, host=host, clock=clock)
     costs = costs or CostModel(subject_of(runner))

@@ -1,4 +1,8 @@
-"""Billing periods: calendar months in UTC, half-open."""
+"""Billing periods: calendar months in UTC, half-open, whatever a tenant's time zone is.
+
+Months of budgets are the tenant's own (`periods.py`): where its zone is not UTC, the requests of a
+budget's month and those of the invoice of that name differ by those of some hours at both ends.
+"""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +13,7 @@ from loraplex.tenants.errors import ValueRefused
 
 
 @dataclass(frozen=True, slots=True)
-class Period:
+class BillingPeriod:
     """One month; a request belongs to the period in which it was accepted."""
 
     name: str

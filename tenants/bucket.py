@@ -12,7 +12,7 @@ class Bucket:
     """How much of a limit per minute is used up, and by which open holds.
 
     `level` is in unit·ns: a unit adds `MINUTE_NS`, each nanosecond drains `limit`, and at most
-    `limit` units fit (a burst is one minute's worth). With a(u) units taken at time u it is
+    `burst` units fit. With a(u) units taken at time u it is
 
         level(t) = max over s ≤ t of  Σ_{s ≤ u ≤ t} a(u)·MINUTE_NS − (t − s)·limit
 
@@ -23,7 +23,9 @@ class Bucket:
     """
 
     limit: int
-    """Units per minute, ≥ 1; may change after `advance`."""
+    """Units per minute, ≥ 0; may change after `advance`, as `burst` may."""
+    burst: int
+    """Units that may be used at once, ≥ 0."""
     at_ns: int
     """Time up to which the level is drained."""
     level: int = 0
@@ -39,8 +41,8 @@ class Bucket:
             self.floors[hold_id] = max(0, floor - drained)
 
     def wait_ns(self, units: int) -> int:
-        """Return the time until `units` (≤ `limit`) fit; 0 if they fit now."""
-        excess = self.level + (units - self.limit) * MINUTE_NS
+        """Return the time until `units` (≤ `burst`) fit; 0 if they fit now. `limit` is ≥ 1."""
+        excess = self.level + (units - self.burst) * MINUTE_NS
         return max(0, -(-excess // self.limit))
 
     def take(self, hold_id: str, units: int) -> None:
@@ -61,10 +63,10 @@ class Bucket:
             self.floors[older] = max(self.floors[older] - returned, floor)
         del self.floors[hold_id]
 
-    def remaining(self) -> int:
-        """Return how many whole units fit now."""
-        return max(0, self.limit - -(-self.level // MINUTE_NS))
+    def used(self) -> int:
+        """Return how many units have not drained yet; a part of one counts as one."""
+        return -(-self.level // MINUTE_NS)
 
     def reset_ns(self) -> int:
-        """Return the time until the whole limit is free again."""
-        return -(-self.level // self.limit)
+        """Return the time until nothing is used; 0 where nothing drains."""
+        return -(-self.level // self.limit) if self.limit else 0

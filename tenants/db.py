@@ -11,8 +11,11 @@ from typing import Any, Self
 
 from sqlalchemy import URL, Connection, NullPool, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
+from loraplex.tenants import audit
+from loraplex.tenants.catalogue_version import catalogue_version
 from loraplex.tenants.columns import Base
 from loraplex.tenants.errors import DatabaseUnusable
 
@@ -35,6 +38,7 @@ class Database:
         """Take an engine; use `open`."""
         self.url = url
         self._engine = engine
+        self._catalogue = catalogue_version(url)
         self._reading = engine.execution_options(**_reading_options(url))
         self._snapshot = engine.execution_options(**_snapshot_options(url))
 
@@ -60,6 +64,7 @@ class Database:
         """
         async with AsyncSession(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
+            await audit.seal(session)
 
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[AsyncSession]:
@@ -76,8 +81,14 @@ class Database:
         async with AsyncSession(self._snapshot, expire_on_commit=False) as session, session.begin():
             yield session
 
+    async def catalogue_version(self) -> int:
+        """Return the number of changes of what requests are admitted by, as of after this was
+        called (`catalogue_version.py`). Raises DatabaseUnusable."""
+        return await self._catalogue.read()
+
     async def close(self) -> None:
         """Close all connections."""
+        await self._catalogue.close()
         await self._engine.dispose()
 
 
@@ -119,7 +130,7 @@ def explaining_failures(url: URL) -> Iterator[None]:
     """Turn the driver's and the file system's errors into ones that name database and reason."""
     try:
         yield
-    except (DBAPIError, ArgumentError, OSError) as error:
+    except (DBAPIError, PoolTimeout, ArgumentError, OSError) as error:
         # Drivers tell what they tried in several lines.
         reason = " ".join(str(getattr(error, "orig", None) or error).split())
         raise DatabaseUnusable(f"The database {shown(url)} cannot be used: {reason}") from error
@@ -180,7 +191,10 @@ def _prepare_file(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise PermissionError(f"the folder {path.parent} is not writable")
-    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+    # SQLite gives its other files, -wal and -shm, the mode of this one.
+    if not path.exists():
+        path.touch(mode=0o600)
+    if not os.access(path, os.R_OK | os.W_OK):
         raise PermissionError(f"the file {path} is not writable")
 
 
@@ -211,7 +225,7 @@ def _configure_sqlite(engine: AsyncEngine, *, foreign_keys: bool) -> None:
         cursor = connection.cursor()
         _set_wal(cursor)
         cursor.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute(f"PRAGMA foreign_keys = {int(foreign_keys)}")
         cursor.close()
 

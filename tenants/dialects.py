@@ -1,10 +1,11 @@
 """What SQLite and PostgreSQL have both and SQLAlchemy spells apart for each."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from sqlalchemy import ColumnElement, func, literal_column, select
+from sqlalchemy import ColumnElement, Table, func, literal_column, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
@@ -18,9 +19,24 @@ def insert_unless_there(
     session: AsyncSession, table: type[Base], *unique: str, **values: object
 ) -> postgresql.Insert | sqlite.Insert:
     """Return an INSERT of one row that does nothing where a row has the same `unique` columns."""
+    return _insert(session, table).values(**values).on_conflict_do_nothing(index_elements=unique)
+
+
+async def insert_all_unless_there(
+    session: AsyncSession, table: type[Base], unique: str, rows: Sequence[Mapping[str, object]]
+) -> set[Any]:
+    """Insert those rows whose `unique` column no other row has; return its values of these.
+
+    One compiled statement, whatever the number of rows: to compile it costs more than to run it.
+    """
+    core = cast("Table", table.__table__)
+    insert = _insert(session, core).on_conflict_do_nothing(index_elements=(unique,))
+    return set(await session.scalars(insert.returning(core.c[unique]), list(rows)))
+
+
+def _insert(session: AsyncSession, table: type[Base] | Table) -> postgresql.Insert | sqlite.Insert:
     on_sqlite = session.get_bind().dialect.name == "sqlite"
-    insert = sqlite.insert(table) if on_sqlite else postgresql.insert(table)
-    return insert.values(**values).on_conflict_do_nothing(index_elements=unique)
+    return sqlite.insert(table) if on_sqlite else postgresql.insert(table)
 
 
 async def lock_text(session: AsyncSession, text: str) -> None:

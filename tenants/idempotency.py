@@ -1,4 +1,4 @@
-"""POSTs that may be sent again: one effect and one answer per key, whatever is lost on the way.
+"""Writes that may be sent again: one effect and one answer per key, whatever is lost on the way.
 
 A row claims the key before the effect. Effect and answer are then committed together, so a claim
 without an answer has had no effect, and is taken over once whoever made it must be gone.
@@ -30,7 +30,7 @@ class Attempt:
     """One POST and the key that it came with."""
 
     owner: str
-    """Id of the admin key; another operator's keys are other keys."""
+    """Id of the key that sent it; those of another sender are other keys."""
     key: str
     fingerprint: str
     """SHA-256 of all that must be the same when it is sent again, in hex."""

@@ -20,6 +20,7 @@ _FORMAT = re.compile(
     rf"([a-z]+)_([0-9A-Za-z]{{{_ID_CHARS}}})_[0-9A-Za-z]{{{_SECRET_CHARS}}}"
     rf"([0-9A-Za-z]{{{_CHECKSUM_CHARS}}})"
 )
+_SECRETS = re.compile(rf"((?:lpx|lpxadm)_[0-9A-Za-z]{{{_ID_CHARS}}}_)[0-9A-Za-z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,12 @@ def compose(prefix: str, id_bytes: bytes, secret_bytes: bytes) -> MintedKey:
     return MintedKey(key_id, body + _checksum(body))
 
 
+def renewed_key(prefix: str, key_id: str, entropy: Entropy) -> MintedKey:
+    """Make another secret for the key of this id."""
+    body = f"{prefix}_{key_id}_{_base62(int.from_bytes(entropy(_SECRET_BYTES)), _SECRET_CHARS)}"
+    return MintedKey(key_id, body + _checksum(body))
+
+
 def parse(prefix: str, text: str) -> str:
     """Return the key id of a well-formed key of this prefix.
 
@@ -62,6 +69,12 @@ def parse(prefix: str, text: str) -> str:
     if match[3] != _checksum(text[:-_CHECKSUM_CHARS]):
         raise KeyMalformed("The key is malformed: its checksum is wrong, so it has a typo.")
     return match[2]
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with the secrets of all keys in it left out, for messages that repeat what
+    somebody sent."""
+    return _SECRETS.sub(r"\1…", text)
 
 
 def key_hash(text: str, pepper: bytes) -> str:

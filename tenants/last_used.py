@@ -54,7 +54,8 @@ class LastUsed:
             return
         keys = self._table
         async with database.session() as session:
-            for key_id, used_at in noted.items():
+            # In one order, which gateways that write at once share: neither waits for the other.
+            for key_id, used_at in sorted(noted.items()):
                 # Another gateway may have seen a later use.
                 later = or_(keys.last_used_at.is_(None), keys.last_used_at < used_at)
                 await session.execute(

@@ -1,18 +1,19 @@
 """The ledger: what each request used, appended once and never changed."""
 
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
 from sqlalchemy import ColumnElement, or_, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.tenants.dialects import insert_unless_there
+from loraplex.tenants.dialects import insert_all_unless_there
 from loraplex.tenants.errors import UsageConflict, ValueRefused
 from loraplex.tenants.tables import UsageRow
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+UsageSource = Literal["measured", "journal", "estimated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class UsageRecord:
 
     request_id: str
     tenant_id: str
+    project_id: str
     key_id: str
     requested_model: str
     """As the request named it."""
@@ -45,6 +47,12 @@ class UsageRecord:
     currency: str | None = None
     cost_pico: int = 0
     """10⁻¹² of the currency."""
+    source: UsageSource = "measured"
+    """Who counted; see the table."""
+    billable: bool = True
+    """False for what the platform broke off."""
+    service_tier: str | None = None
+    output_digest: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_tokens <= self.prompt_tokens or self.completion_tokens < 0:
@@ -87,17 +95,43 @@ async def append(session: AsyncSession, record: UsageRecord) -> bool:
     Raises:
         UsageConflict: the request id is there with other figures.
     """
-    insert = insert_unless_there(session, UsageRow, "request_id", **asdict(record))
-    appended = await session.scalar(insert.returning(UsageRow.id))
-    if appended is not None:
-        return True
-    stored = await session.scalar(select(UsageRow).where(UsageRow.request_id == record.request_id))
-    if stored is None or _record(stored) != record:
-        raise UsageConflict(
-            f"Request {record.request_id} is in the ledger with other figures; a request is "
-            "appended once and never changed."
-        )
-    return False
+    (appended,) = await append_all(session, [record])
+    if isinstance(appended, UsageConflict):
+        raise appended
+    return appended
+
+
+async def append_all(
+    session: AsyncSession, records: Sequence[UsageRecord]
+) -> list[bool | UsageConflict]:
+    """Write records; for each tell whether it was written, or was there already, and with the same
+    figures. What the database says against any of them it says against all."""
+    rows = [{name: getattr(each, name) for name in _FIELDS} for each in records]
+    written = await insert_all_unless_there(session, UsageRow, "request_id", rows)
+    rest = [each.request_id for each in records if each.request_id not in written]
+    stored = await records_of(session, rest) if rest else {}
+    fates: list[bool | UsageConflict] = []
+    for record in records:
+        if record.request_id in written:
+            written.remove(record.request_id)  # another of its id is one too many
+            stored[record.request_id] = record
+            fates.append(True)
+        elif stored.get(record.request_id) == record:
+            fates.append(False)
+        else:
+            fates.append(
+                UsageConflict(
+                    f"Request {record.request_id} is in the ledger with other figures; a request "
+                    "is appended once and never changed."
+                )
+            )
+    return fates
+
+
+async def records_of(session: AsyncSession, request_ids: Collection[str]) -> dict[str, UsageRecord]:
+    """Return the records of those requests that are in the ledger, by their ids."""
+    rows = await session.scalars(select(UsageRow).where(UsageRow.request_id.in_(request_ids)))
+    return {row.request_id: _record(row) for row in rows}
 
 
 async def list_usage(

@@ -54,3 +54,7 @@ class AdapterLimits:
     """Most that its adapters may take of the device's memory; None sets no limit."""
     adapter_pin_bytes: int | None = None
     """Most that it may pin; None lets it pin nothing."""
+    adapter_host_floor_bytes: int | None = None
+    """Of the host's memory behind the device, what others cannot push its adapters out of."""
+    adapter_host_cap_bytes: int | None = None
+    """Most that its adapters may take of that; None sets no limit."""

@@ -9,10 +9,16 @@ from decimal import Decimal
 from loraplex.tenants.errors import ValueRefused
 
 PICO_DIGITS, MICRO_DIGITS = 12, 6
+PICO_PER_MICRO = 1_000_000
 MAX_PRICE_MICROS = 10**10
 """10,000 of the currency per million tokens: costs of single requests then fit 64 bits."""
 
 _AMOUNT = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,12})?")
+
+
+def micros_rounded_up(pico: int) -> int:
+    """Return an amount in millionths of the currency, never less than it is."""
+    return -(-pico // PICO_PER_MICRO)
 
 
 def decimal_of(pico: int) -> str:

@@ -4,15 +4,19 @@ A request is charged by the entry that holds when it is admitted, whatever is se
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from loraplex.tenants import audit
+from loraplex.tenants.audit import Act
 from loraplex.tenants.errors import ValueRefused
 from loraplex.tenants.ids import Entropy, new_id
 from loraplex.tenants.money import MAX_PRICE_MICROS
+from loraplex.tenants.quota_tables import LimitPolicy
+from loraplex.tenants.scoped_limits import Dimension
 from loraplex.tenants.tables import PriceRow
 
 
@@ -44,16 +48,20 @@ async def set_price(
     currency: str,
     tokens: TokenPrices,
     valid_from: datetime,
-    now: datetime,
+    act: Act,
     entropy: Entropy,
 ) -> Price:
-    """Add an entry; of two that hold from the same time on, the one that was added later counts.
+    """Add an entry, and tell it to the audit log. Of two that hold from the same time on, the one
+    that was added later counts.
 
     Raises:
-        ValueRefused: the currency is no code, a price is out of range, or the time is past:
-            requests of that time have been charged.
+        ValueRefused: the currency is no code, or not that of the prices so far while budgets of
+            money, which have none of their own, are set; a price is out of range, or the time is
+            past: requests of that time have been charged.
     """
+    now = act.at
     _check(currency, tokens, valid_from, now)
+    await _check_same_currency(session, currency)
     row = PriceRow(
         id=new_id("prc", now, entropy),
         currency=currency,
@@ -65,18 +73,25 @@ async def set_price(
     )
     session.add(row)
     await session.flush()
+    detail = {"currency": currency, **asdict(tokens), "valid_from": valid_from.isoformat()}
+    await audit.append(session, act, None, "price.set", row.id, detail)
     return _record(row)
 
 
-async def current_price(session: AsyncSession, at: datetime) -> Price | None:
-    """Return the entry that holds at a time; None before the first."""
-    row = await session.scalar(
-        select(PriceRow)
-        .where(PriceRow.valid_from <= at)
-        .order_by(PriceRow.valid_from.desc(), PriceRow.created_at.desc(), PriceRow.id.desc())
-        .limit(1)
+async def price_at(session: AsyncSession, at: datetime) -> Price | None:
+    """Return the price that holds at a time; None where none was set by then."""
+    return next((each for each in await list_prices(session) if each.valid_from <= at), None)
+
+
+async def unpriced(session: AsyncSession, dimension: Dimension, at: datetime) -> str | None:
+    """Return what must be told of a limit that was just set, if it is of money and nothing has a
+    price; else None."""
+    if dimension != "cost_micros_per_month" or await price_at(session, at) is not None:
+        return None
+    return (
+        "No price holds yet, and while none does every request that this limit is for is refused, "
+        "unless it is in shadow mode; set one with: loraplex price set"
     )
-    return None if row is None else _record(row)
 
 
 async def list_prices(session: AsyncSession) -> list[Price]:
@@ -100,6 +115,12 @@ def cost_pico(
     )
 
 
+def max_cost_pico(tokens: TokenPrices, prompt_tokens: int, completion_tokens: int) -> int:
+    """Return what tokens cost at most, whatever of the prompt is cached."""
+    dearest = max(tokens.prompt_micros, tokens.cached_micros)
+    return prompt_tokens * dearest + completion_tokens * tokens.completion_micros
+
+
 def _check(currency: str, tokens: TokenPrices, valid_from: datetime, now: datetime) -> None:
     if not re.fullmatch(r"[A-Z]{3}", currency):
         raise ValueRefused(
@@ -115,6 +136,19 @@ def _check(currency: str, tokens: TokenPrices, valid_from: datetime, now: dateti
             f"A price cannot hold from {valid_from.isoformat()} on, which is past: requests of "
             "that time have been charged.",
             "valid_from",
+        )
+
+
+async def _check_same_currency(session: AsyncSession, currency: str) -> None:
+    query = select(PriceRow.currency).where(PriceRow.currency != currency).limit(1)
+    other = await session.scalar(query)
+    of_money = select(LimitPolicy.id).where(LimitPolicy.dimension == "cost_micros_per_month")
+    if other is not None and await session.scalar(of_money.limit(1)) is not None:
+        raise ValueRefused(
+            f"currency: prices so far are in {other}, and so are budgets of money; set the price "
+            f"in {other}, or remove the limits cost_micros_per_month before you set it in "
+            f"{currency}.",
+            "currency",
         )
 
 

@@ -1,95 +1,82 @@
-"""Quotas that several gateways share, in Redis 6.2 or newer or in Valkey.
+"""Quotas that several gateways share, in Redis 6.2 or newer or in Valkey, one server or a cluster.
 
 The store is a disposable cache. Should it lose its data, then requests that are open are counted no
-longer, and each tenant may use one more minute's worth. It must not evict keys, which would be the
-same without notice: `maxmemory-policy noeviction`.
+longer in rates and gauges, which allow one more burst, and budgets are unknown until they are
+reckoned from the database. So it is with what scripts cannot read, of the limits of that call
+alone. It must not evict keys: `maxmemory-policy noeviction`.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from hashlib import sha1
-from pathlib import Path
-from typing import Any, Self
-from urllib.parse import urlsplit
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Self, cast
 
 import msgspec
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ConstantBackoff
-from redis.exceptions import NoScriptError, RedisError
 
 from loraplex.tenants.errors import (
-    QuotaBackendUnavailable,
+    BudgetExhausted,
+    BudgetsUnknown,
     QuotaExceeded,
+    QuotaStateUnreadable,
 )
-from loraplex.tenants.limits import Limits
-from loraplex.tenants.quotas import (
-    CONCURRENCY_RETRY_S,
+from loraplex.tenants.quotas import FULL_RETRY_S, KEEP_BUDGETS, LEASE_S, InUse, confirm_size
+from loraplex.tenants.redis_scripts import RedisScripts, Script
+from loraplex.tenants.reservations import (
+    NOTHING,
+    Amounts,
     Hold,
-    InUse,
-    Rate,
+    LapsedReservation,
+    Reckoning,
     Reservation,
-    confirm_size,
 )
+from loraplex.tenants.scoped_limits import BUDGETS, Dimension, Scope, ScopedLimit
+from loraplex.tenants.standings import Standing
+
+_log = logging.getLogger(__name__)
 
 MS_PER_S = 1000
-LEASE_S = 60.0
-"""Three times the pause between renewals: a gateway that died gives its slots back after this."""
-MAX_CONNECTIONS = 32
-TIMEOUT_S = 1.0
-"""For a connection, for one to become free, and for an answer."""
-NUM_RETRIES = 2
-RETRY_PAUSE_S = 0.05
-"""Repeating a call is safe: each is idempotent by the request's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Script:
-    text: str
-    sha: str
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        """Return the script of this file, after what both share."""
-        folder = Path(__file__).parent
-        text = (folder / "quotas_state.lua").read_text() + (folder / name).read_text()
-        return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+_STATE = "quotas_state.lua"
+_ENDED = ":ended:"
+_FOUND = ":found:"
+_OF_REQUESTS = (_ENDED.encode(), _FOUND.encode())
+_RESERVED = ":reserved"
 
 
 class RedisQuotas:
-    """Quotas in one key per tenant, changed by two scripts; time is the server's.
+    """Quotas with a key per limit under the tenant's hash tag, changed by scripts in one call.
 
-    Levels are in unit·ms where those of `MemoryQuotas` are in unit·ns, so that Lua's numbers, which
-    are exact up to 2⁵³, hold the highest limit. Each call costs time in proportion to the tenant's
-    open holds.
+    Time is the server's. Levels are in unit·ms where those of `MemoryQuotas` are in unit·ns, so
+    that Lua's numbers, which are exact up to 2⁵³, hold the highest limit. Each call costs time in
+    proportion to the open holds that its limits count.
+
+    A budget is known only to the run of the server that it was seeded in: one that was started
+    again, or a replica that took over, may lack what was written last.
     """
 
     def __init__(
         self,
-        client: Redis,
-        name: str,
-        defaults: Limits,
+        scripts: RedisScripts,
         lease_s: float = LEASE_S,
         clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Take a client and what messages call it; use `open`.
+        """Take what runs the scripts; use `open`.
 
         `clock_ms` replaces the server's clock, the only one that all gateways share, in tests.
         """
-        self._client = client
-        self._name = name
-        self._defaults = defaults
+        self._scripts = scripts
         self._lease_ms = round(lease_s * MS_PER_S)
         self._clock_ms = clock_ms
-        self._admit = _Script.of("quotas_admit.lua")
-        self._settle = _Script.of("quotas_settle.lua")
+        self._reserve = Script.of(_STATE, "quotas_reserve.lua")
+        self._settle = Script.of(_STATE, "quotas_settle.lua")
+        self._read = Script.of(_STATE, "quotas_read.lua")
+        self._read_budget = Script.of(_STATE, "quotas_read_budget.lua")
+        self._seed = Script.of(_STATE, "quotas_seed.lua")
+        self._lapsed = Script.of(_STATE, "quotas_lapsed.lua")
 
     @classmethod
     def open(
         cls,
         url: str,
-        defaults: Limits,
         lease_s: float = LEASE_S,
         clock_ms: Callable[[], int] | None = None,
     ) -> Self:
@@ -98,153 +85,260 @@ class RedisQuotas:
         Raises:
             QuotaBackendUnavailable: the URL is wrong.
         """
-        try:
-            pool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=MAX_CONNECTIONS,
-                timeout=TIMEOUT_S,
-                socket_timeout=TIMEOUT_S,
-                socket_connect_timeout=TIMEOUT_S,
-                retry=Retry(ConstantBackoff(RETRY_PAUSE_S), NUM_RETRIES),
-            )
-        except ValueError:
-            # What the parser says may hold a part of the password.
-            raise QuotaBackendUnavailable(
-                "The URL of the quota store cannot be parsed; it looks like "
-                "redis://:password@host:6379, rediss://… with TLS, or unix:///path/to/socket."
-            ) from None
-        return cls(Redis.from_pool(pool), _shown(url), defaults, lease_s, clock_ms)
+        return cls(RedisScripts.open(url), lease_s, clock_ms)
+
+    @property
+    def is_degraded(self) -> bool:
+        """See `Quotas.is_degraded`; never: a call that fails says so."""
+        return False
 
     async def ping(self) -> None:
         """Raise QuotaBackendUnavailable unless the store answers."""
-        with self._explaining_failures():
-            await self._client.time()
+        await self._scripts.ping()
+
+    async def warn_of_eviction(self) -> None:
+        """Log a warning if a server may remove what it holds."""
+        policies = await self._scripts.eviction_policies() - {"noeviction"}
+        if policies:
+            _log.warning(
+                "the quota store may forget limits that are in use, since its maxmemory-policy is "
+                "%s: set it to noeviction",
+                ", ".join(sorted(policies)),
+            )
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._client.aclose()
+        await self._scripts.close()
 
     async def reserve(self, request: Reservation) -> Hold:
         """See `Quotas.reserve`. Raises QuotaBackendUnavailable too, like all methods."""
-        limits = request.limits.over(self._defaults)
-        request.refuse_impossible(limits)
+        request.refuse_impossible()
+        limits = [_asked(limit, request.worst) for limit in request.limits]
         verdict, *told = await self._run(
-            self._admit,
+            self._reserve,
             request.tenant_id,
-            request.request_id,
-            request.tokens,
-            limits.requests_per_minute,
-            limits.tokens_per_minute,
-            limits.concurrency,
-            self._lease_ms,
-            round(CONCURRENCY_RETRY_S * MS_PER_S),
-            request.slots,
+            request.limits,
+            id=request.request_id,
+            size=_size(request.worst),
+            lease_ms=self._lease_ms,
+            gauge_wait_ms=round(FULL_RETRY_S * MS_PER_S),
+            limits=limits,
         )
-        if verdict == b"refused":
-            raise _refusal(told[0].decode(), told[1], limits)
-        return confirm_size(_hold(request, told[0], told[1]), request)
+        if verdict == b"held":
+            return _hold(request, told)
+        if verdict == b"conflict":
+            confirm_size(request, _amounts(told[0]))
+        if verdict == b"unknown":
+            raise BudgetsUnknown([request.limits[position - 1] for position in told])
+        limit = request.limits[told[0] - 1]
+        if limit.budget is not None:
+            raise BudgetExhausted(limit, limit.budget.period.end)
+        raise QuotaExceeded(limit, told[1] / MS_PER_S)
 
     async def renew(self, hold: Hold) -> None:
         """See `Quotas.renew`."""
-        await self._change(hold, "renew", self._lease_ms)
+        await self._change(hold, NOTHING, lease_ms=self._lease_ms)
 
-    async def settle(self, hold: Hold, actual_tokens: int) -> None:
+    async def settle(self, hold: Hold, actual: Amounts) -> None:
         """See `Quotas.settle`."""
-        if actual_tokens < 0:
-            raise ValueError(f"actual_tokens must not be negative, got {actual_tokens}")
-        await self._change(hold, "settle", 0, hold.tokens - actual_tokens)
+        await self._change(hold, actual)
 
     async def release(self, hold: Hold) -> None:
         """See `Quotas.release`."""
-        await self._change(hold, "settle", 1, hold.tokens)
+        await self._change(hold, NOTHING)
+
+    async def seed(self, tenant_id: str, reckonings: Sequence[Reckoning]) -> None:
+        """See `Quotas.seed`."""
+        keep_ms = round(KEEP_BUDGETS.total_seconds()) * MS_PER_S
+        told = [
+            {
+                "epoch": _epoch(each.limit),
+                "dimension": each.limit.dimension,
+                "spent": each.spent,
+                "reserved": [item for pair in each.reserved.items() for item in pair],
+                "keep_until_ms": _end_ms(each.limit) + keep_ms,
+            }
+            for each in reckonings
+        ]
+        keys_of = [each.limit for each in reckonings]
+        await self._run(self._seed, tenant_id, keys_of, lease_ms=self._lease_ms, limits=told)
+
+    async def lapsed(self, tenant_id: str, most: int) -> tuple[LapsedReservation, ...]:
+        """See `Quotas.lapsed`."""
+        members: list[bytes] = await self._run(
+            self._lapsed, tenant_id, (), lapsed_ms=self._lease_ms, most=most
+        )
+        return tuple(_lapsed(member.decode(), tenant_id) for member in members)
+
+    async def standings(
+        self, tenant_id: str, limits: Sequence[ScopedLimit]
+    ) -> tuple[Standing, ...]:
+        """See `Quotas.standings`."""
+        asked = [_asked(limit, NOTHING) for limit in limits]
+        _, _, *told = await self._run(self._read, tenant_id, limits, id="", limits=asked)
+        return tuple(
+            _standing(limit, used, reset_ms)
+            for limit, (is_known, used, reset_ms) in zip(limits, _threes(told), strict=True)
+            if is_known
+        )
+
+    async def reckoned(self, tenant_id: str, limit: ScopedLimit) -> Reckoning | None:
+        """See `Quotas.reckoned`."""
+        told = await self._run(self._read_budget, tenant_id, [limit], id="", epoch=_epoch(limit))
+        if not told:
+            return None
+        fields = dict(zip(told[::2], map(int, told[1::2]), strict=True))
+        reserved = {name[2:].decode(): n for name, n in fields.items() if name.startswith(b"r:")}
+        return Reckoning(limit, fields[b"spent"], reserved)
+
+    async def held(self, tenant_id: str) -> dict[str, Amounts]:
+        """See `Quotas.held`."""
+        ids, sizes, *_ = await self._run(self._read, tenant_id, (), id="", limits=[])
+        return {id_.decode(): _amounts(size) for id_, size in zip(ids, sizes, strict=True)}
 
     async def in_use(self, tenant_id: str) -> InUse:
         """See `Quotas.in_use`."""
-        asked = self._client.pipeline(transaction=False)
-        asked.time()
-        asked.get(_key(tenant_id))
-        with self._explaining_failures():
-            (seconds, microseconds), packed = await asked.execute()
-        now_ms = seconds * MS_PER_S + microseconds // MS_PER_S
-        if self._clock_ms is not None:
-            now_ms = self._clock_ms()
-        if packed is None:
-            return InUse(0, 0, 0)
-        holds = msgspec.msgpack.decode(packed)["holds"]
-        columns = zip(holds["sizes"], holds["slots"], holds["ends_ms"], strict=True)
-        held = [(tokens, slots) for tokens, slots, end_ms in columns if end_ms > now_ms]
-        return InUse(len(held), sum(tokens for tokens, _ in held), sum(slots for _, slots in held))
+        return InUse.of(list((await self.held(tenant_id)).values()))
 
     async def check(self) -> None:
         """See `Quotas.check`."""
-        with self._explaining_failures():
-            async for key in self._client.scan_iter(match=_key("*")):
-                packed: Any = await self._client.get(key)
-                if packed is not None:
-                    _check(msgspec.msgpack.decode(packed), key)
+        reserved, leased = set[bytes](), set[bytes]()
+        async for key, value in self._scripts.each("{t:*}:*"):
+            if isinstance(value, dict):
+                _check_budget(value, key)
+                reserved |= {b"%b %b" % (key, i[2:]) for i in value if i.startswith(b"r:")}
+            elif isinstance(value, set):
+                leased |= value
+            elif value is not None and not any(part in key for part in _OF_REQUESTS):
+                _check(msgspec.msgpack.decode(value), key)
+        assert reserved <= leased, reserved - leased
 
-    async def _change(self, hold: Hold, *arguments: str | int) -> None:
-        await self._run(self._settle, hold.tenant_id, hold.request_id, hold.tokens, *arguments)
+    async def _change(self, hold: Hold, actual: Amounts, **told: int) -> None:
+        asked = hold.reservation
+        limits = [
+            {
+                "kind": limit.kind,
+                "value": limit.value,
+                "dimension": limit.dimension,
+                "refund": asked.worst.of(limit.dimension) - actual.of(limit.dimension),
+            }
+            for limit in asked.limits
+        ]
+        await self._run(
+            self._settle,
+            asked.tenant_id,
+            asked.limits,
+            id=hold.request_id,
+            size=_size(asked.worst),
+            spent={dimension: actual.of(dimension) for dimension in BUDGETS},
+            limits=limits,
+            **told,
+        )
 
-    async def _run(self, script: _Script, tenant_id: str, *arguments: str | int) -> Any:  # noqa: ANN401  each script answers in its own way
-        now_ms = "" if self._clock_ms is None else self._clock_ms()
-        given = (_key(tenant_id), now_ms, *arguments)
-        with self._explaining_failures():
-            try:
-                return await self._client.evalsha(script.sha, 1, *given)
-            except NoScriptError:
-                # A server that started again has forgotten it; EVAL makes it known.
-                return await self._client.eval(script.text, 1, *given)
-
-    @contextmanager
-    def _explaining_failures(self) -> Iterator[None]:
+    async def _run(
+        self,
+        script: Script,
+        tenant_id: str,
+        keys_of: Sequence[ScopedLimit],
+        **asked: object,
+    ) -> Any:  # noqa: ANN401  each script answers in its own way
+        if self._clock_ms is not None:
+            asked["now_ms"] = self._clock_ms()
+        asked["ended"] = f"{{t:{tenant_id}}}{_ENDED}"
+        asked["found"] = f"{{t:{tenant_id}}}{_FOUND}"
+        asked["reserved"] = f"{{t:{tenant_id}}}{_RESERVED}"
+        keys = [f"{{t:{tenant_id}}}:holds", *(_key(tenant_id, limit) for limit in keys_of)]
+        told = msgspec.msgpack.encode(asked)
         try:
-            yield
-        except (RedisError, OSError) as error:
-            reason = " ".join(str(error).split())
-            raise QuotaBackendUnavailable(
-                f"The quota store {self._name} cannot be used: {reason}"
-            ) from error
+            return await self._scripts.run(script, keys, told)
+        except QuotaStateUnreadable as error:
+            _log.exception("what the quota store has of tenant %s is thrown away", tenant_id)
+            await self._scripts.forget(keys)
+            try:
+                return await self._scripts.run(script, keys, told)
+            except QuotaStateUnreadable:
+                raise error from None
 
 
-def _key(tenant_id: str) -> str:
-    """Return the tenant's key; in a cluster all keys of one hash tag are on one node."""
-    return f"{{t:{tenant_id}}}:quotas"
+def _key(tenant_id: str, limit: ScopedLimit) -> str:
+    """Return a limit's key; in a cluster all keys of one hash tag are on one node."""
+    key = f"{{t:{tenant_id}}}:{limit.scope}:{limit.scope_id}:{limit.dimension}"
+    return key if limit.budget is None else f"{key}:{limit.budget.period.start:%Y-%m-%dT%H:%M:%S}"
 
 
-def _hold(request: Reservation, tokens: int, answer: bytes) -> Hold:
-    rates = [int(number) for number in answer.split()]
-    return Hold(
-        request_id=request.request_id,
-        tenant_id=request.tenant_id,
-        tokens=tokens,
-        requests_rate=Rate(rates[0], rates[1], rates[2] / MS_PER_S),
-        tokens_rate=Rate(rates[3], rates[4], rates[5] / MS_PER_S),
+def _lapsed(member: str, tenant_id: str) -> LapsedReservation:
+    key, request_id = member.split(" ", maxsplit=1)
+    scope, scope_id, dimension, start = key.removeprefix(f"{{t:{tenant_id}}}:").split(":", 3)
+    return LapsedReservation(
+        scope=cast("Scope", scope),
+        scope_id=scope_id,
+        dimension=cast("Dimension", dimension),
+        period_start=datetime.fromisoformat(start).replace(tzinfo=UTC),
+        request_id=request_id,
     )
 
 
-def _refusal(dimension: str, wait_ms: int, limits: Limits) -> QuotaExceeded:
-    wait_s = wait_ms / MS_PER_S
-    if dimension == "concurrency":
-        return QuotaExceeded("concurrency", limits.concurrency, wait_s)
-    if dimension == "requests":
-        return QuotaExceeded("requests", limits.requests_per_minute, wait_s)
-    return QuotaExceeded("tokens", limits.tokens_per_minute, wait_s)
+def _asked(limit: ScopedLimit, worst: Amounts) -> dict[str, object]:
+    asked: dict[str, object] = {
+        "kind": limit.kind,
+        "amount": worst.of(limit.dimension),
+        "value": limit.value,
+        "burst": limit.burst,
+        "is_enforced": limit.mode == "enforce",
+    }
+    if limit.budget is not None:
+        asked |= {"epoch": _epoch(limit), "end_ms": _end_ms(limit)}
+    return asked
+
+
+def _epoch(limit: ScopedLimit) -> str:
+    assert limit.budget is not None, f"{limit.name} is a budget without a month"
+    return str(limit.budget.epoch)
+
+
+def _end_ms(limit: ScopedLimit) -> int:
+    assert limit.budget is not None, f"{limit.name} is a budget without a month"
+    return round(limit.budget.period.end.timestamp()) * MS_PER_S
+
+
+def _size(worst: Amounts) -> str:
+    """Return amounts as a script compares them."""
+    tokens = f"{worst.input_tokens} {worst.output_tokens}"
+    return f"{tokens} {worst.cost_micros} {worst.slots} {worst.requests}"
+
+
+def _amounts(size: bytes) -> Amounts:
+    return Amounts(*(int(number) for number in size.split()))
+
+
+def _hold(request: Reservation, told: list[int]) -> Hold:
+    standings, shadowed = [], []
+    for limit, (used, reset_ms, is_held) in zip(request.limits, _threes(told), strict=True):
+        standings.append(_standing(limit, used, reset_ms))
+        fits = used <= limit.value if limit.kind == "budget" else is_held
+        if limit.mode == "shadow" and not fits:
+            shadowed.append(limit)
+    return Hold(request, tuple(standings), tuple(shadowed))
+
+
+def _threes(told: list[int]) -> Iterator[tuple[int, int, int]]:
+    return zip(told[::3], told[1::3], told[2::3], strict=True)
+
+
+def _standing(limit: ScopedLimit, used: int, reset_ms: int) -> Standing:
+    most = limit.burst if limit.kind == "rate" else limit.value
+    return Standing(limit, used, max(0, most - used), reset_ms / MS_PER_S)
+
+
+def _check_budget(told: dict[bytes, bytes], key: bytes) -> None:
+    reserved = sum(int(amount) for name, amount in told.items() if name.startswith(b"r:"))
+    assert int(told[b"reserved"]) == reserved, key
 
 
 def _check(state: dict[str, Any], key: bytes) -> None:
-    num_holds = len(set(state["holds"]["ids"]))
-    for column in state["holds"].values():
-        assert len(column) == num_holds, key
-    for bucket in (state["requests"], state["tokens"]):
-        floors = bucket["floors"]
-        assert len(floors) == num_holds, key
-        assert sorted(floors, reverse=True) == floors, key
-        assert all(0 <= floor <= bucket["level"] for floor in floors), key
-
-
-def _shown(url: str) -> str:
-    """Return the URL for messages, without user and password."""
-    parts = urlsplit(url)
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+    num_holds = len(set(state["ids"]))
+    floors = state.get("floors", [])
+    for column in ("sizes", "floors", "amounts", "ends_ms"):
+        assert len(state.get(column, state["ids"])) == num_holds, key
+    assert sorted(floors, reverse=True) == floors, key
+    assert all(0 <= floor <= state["level"] for floor in floors), key

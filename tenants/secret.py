@@ -37,18 +37,23 @@ def load_secret(data_dir: Path, given: str | None = None) -> bytes:
         ) from error
 
 
+def fingerprint(secret: bytes) -> str:
+    """Return what tells a secret from others and does not tell it."""
+    return hmac.digest(secret, b"loraplex fingerprint", hashlib.sha256).hex()
+
+
 async def confirm_secret(session: AsyncSession, secret: bytes) -> None:
     """Tie the database to the secret at first use, and see that it is the same ever after.
 
     Raises:
         SecretUnusable: the keys in the database were hashed with another secret.
     """
-    fingerprint = hmac.digest(secret, b"loraplex fingerprint", hashlib.sha256).hex()
+    own = fingerprint(secret)
     await session.execute(
-        insert_unless_there(session, Deployment, "id", id=1, secret_fingerprint=fingerprint)
+        insert_unless_there(session, Deployment, "id", id=1, secret_fingerprint=own)
     )
     deployment = await session.get_one(Deployment, 1)
-    if not hmac.compare_digest(deployment.secret_fingerprint, fingerprint):
+    if not hmac.compare_digest(deployment.secret_fingerprint, own):
         raise SecretUnusable(
             "The secret is not the one that the keys in this database were hashed with, so no key "
             "would be accepted. Restore the data directory's file 'secret' or LORAPLEX_SECRET."

@@ -12,7 +12,7 @@ from loraplex.tenants.dialects import Unit, start_of
 from loraplex.tenants.ledger import UsageFilter
 from loraplex.tenants.tables import Tenant, UsageRow
 
-GroupBy = Literal["tenant", "model", "hour", "day"]
+GroupBy = Literal["tenant", "project", "key", "model", "hour", "day"]
 
 _SPLIT = 10**9
 """Costs are summed as two parts below 10¹⁰, so that no sum of 64 bits overflows in the database,
@@ -25,6 +25,8 @@ class UsageSum:
 
     tenant: str | None
     """Its name."""
+    project_id: str | None
+    key_id: str | None
     model: str | None
     since: datetime | None
     """Start of the hour or day, in UTC."""
@@ -47,6 +49,10 @@ async def sum_usage(
     groups: dict[str, SQLColumnExpression[Any]] = {}
     if "tenant" in by:
         groups["tenant"] = Tenant.name
+    if "project" in by:
+        groups["project_id"] = UsageRow.project_id
+    if "key" in by:
+        groups["key_id"] = UsageRow.key_id
     if "model" in by:
         groups["model"] = UsageRow.model
     if "hour" in by or "day" in by:
@@ -77,6 +83,8 @@ def _sum(row: RowMapping) -> UsageSum:
     since = row.get("since")
     return UsageSum(
         tenant=row.get("tenant"),
+        project_id=row.get("project_id"),
+        key_id=row.get("key_id"),
         model=row.get("model"),
         since=None if since is None else datetime.fromisoformat(since).replace(tzinfo=UTC),
         currency=row["currency"],

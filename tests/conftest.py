@@ -12,16 +12,35 @@ import pytest
 from tests.services.migrated import MigratedDatabases, migrate_url
 from tests.services.postgres import Postgres, running_postgres
 from tests.services.valkey import Valkey, running_valkey
+from tests.services.valkey_cluster import ValkeyCluster, running_cluster
 
 from loraplex.platform.demo.base import demo_model_dir, find_gguf
 
 if TYPE_CHECKING:
     from tests.services.s3 import S3Server
 
+    from loraplex.kernels.cpu_kernels import CpuKernels
+
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ.setdefault("TRITON_INTERPRET", "1")  # on a machine with a GPU, its script says 0
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Kernels are compiled once for all tests, and kept between runs."""
+    assert config.cache is not None
+    os.environ["LORAPLEX_KERNELS_DIR"] = str(config.cache.mkdir("kernels"))
+
+
+@pytest.fixture(scope="session")
+def compiled_kernels() -> "CpuKernels":
+    from loraplex.kernels.cpu_kernels import compile_kernels  # noqa: PLC0415  after the environment is set
+
+    compiled = compile_kernels(Path(os.environ["LORAPLEX_KERNELS_DIR"]))
+    assert compiled is not None, "the tests need a C++ compiler"
+    return compiled
+
 
 # No test has a time limit, and a change is judged by the same examples on every machine;
 # HYPOTHESIS_PROFILE=explore looks for others.
@@ -72,6 +91,13 @@ def valkey() -> Iterator[Valkey]:
     """The Valkey of the session. Whoever kills it starts one of their own."""
     with running_valkey() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_cluster() -> Iterator[ValkeyCluster]:
+    """The cluster of the session. Whoever kills one of its servers starts one of their own."""
+    with running_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("adapters", "engine", "kernels", "migrations", "platform", "tenants")
 SHIPPED = {
-    ".cpp",
+    *(".cpp", ".h"),
     *(".py", ".html", ".css", ".js", ".json", ".jinja", ".lua"),
     *(".mako", ".safetensors", ".svg", ".txt"),
 }

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.registry.errors import PinLimitReached, VersionNotReady
@@ -13,6 +13,13 @@ from loraplex.tenants import audit
 from loraplex.tenants.audit import Act
 from loraplex.tenants.directory import adapter_limits
 from loraplex.tenants.tables import Tenant
+
+_LIMITS = (
+    Tenant.adapter_floor_bytes,
+    Tenant.adapter_cap_bytes,
+    Tenant.adapter_host_floor_bytes,
+    Tenant.adapter_host_cap_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +34,15 @@ class PinnedVersion:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """What of the device's memory is a tenant's own."""
+    """What of the memory for adapters is a tenant's own."""
 
     tenant_id: str
     floor_bytes: int
     cap_bytes: int | None
-    """None for no cap."""
+    """Of the device; None for no cap."""
+    host_floor_bytes: int
+    host_cap_bytes: int | None
+    """Of the host; None for no cap."""
 
 
 async def pin(session: AsyncSession, act: Act, name: AdapterName, number: int) -> None:
@@ -87,11 +97,15 @@ async def pinned(session: AsyncSession) -> list[PinnedVersion]:
 
 async def memory_limits(session: AsyncSession) -> list[MemoryLimits]:
     """Return the floors and caps of the tenants that have any, by tenant."""
-    query = select(Tenant).where(
-        Tenant.adapter_floor_bytes.is_not(None) | Tenant.adapter_cap_bytes.is_not(None)
-    )
+    query = select(Tenant).where(or_(*(column.is_not(None) for column in _LIMITS)))
     return [
-        MemoryLimits(row.id, row.adapter_floor_bytes or 0, row.adapter_cap_bytes)
+        MemoryLimits(
+            row.id,
+            row.adapter_floor_bytes or 0,
+            row.adapter_cap_bytes,
+            row.adapter_host_floor_bytes or 0,
+            row.adapter_host_cap_bytes,
+        )
         for row in await session.scalars(query.order_by(Tenant.id))
     ]
 

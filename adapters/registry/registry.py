@@ -14,7 +14,7 @@ from loraplex.adapters.registry.errors import VersionConflict
 from loraplex.adapters.registry.names import AdapterName, check_adapter_name, not_found
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
 from loraplex.tenants import audit
-from loraplex.tenants.audit import Act
+from loraplex.tenants.audit import Act, Actor
 from loraplex.tenants.dialects import insert_unless_there
 from loraplex.tenants.tables import Tenant
 
@@ -80,7 +80,7 @@ async def publish(
     tenant_id: str,
     publication: Publication,
     now: datetime,
-    actor: str = audit.PLATFORM,
+    actor: Actor = audit.PLATFORM,
     claim: Claim | None = None,
 ) -> PublishedVersion:
     """Make the checkpoint the newest version of the name; one that it has already is returned, and

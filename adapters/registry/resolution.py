@@ -24,6 +24,11 @@ class ResolvedModel:
     """None for the base model."""
     version: int | None
 
+    @property
+    def adapter(self) -> str | None:
+        """The adapter's name within its tenant; None for the base model."""
+        return None if self.digest is None else self.name.partition("/")[2].partition("@")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class CallableModel:
@@ -34,30 +39,65 @@ class CallableModel:
     version: PublishedVersion
 
 
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a name means for a tenant, as long as nothing of it changes."""
+
+    name: str
+    """As an alias is named in full."""
+    stable: ResolvedModel | None
+    """None where only the canary can be called."""
+    canary: ResolvedModel | None = None
+    canary_percent: int = 0
+
+    def chosen(self, tenant_id: str, sticky: str | None) -> ResolvedModel:
+        """Return what a request runs on; `sticky` decides whether that is an alias's canary
+        (`canary.takes_canary`), and None never does.
+
+        Raises:
+            ModelNotFound: it cannot be called.
+        """
+        if (
+            self.canary is not None
+            and sticky is not None
+            and takes_canary(tenant_id, self.name, sticky, self.canary_percent)
+        ):
+            return self.canary
+        if self.stable is None:
+            raise names.not_found(self.name)
+        return self.stable
+
+
 async def resolve(
     session: AsyncSession, tenant_id: str, model: str, base_model: str, sticky: str | None = None
 ) -> ResolvedModel:
-    """Return what `model` means for this tenant, now: a base model, or one version of an adapter.
+    """Return what `model` means for this tenant, now: see `find` and `Meaning.chosen`.
 
-    Only ready versions made for the base model that is served, `base_model`, are found. `sticky`
-    decides whether a request to an alias runs on its canary (`canary.takes_canary`); None never
-    does.
+    Raises:
+        ModelNotFound: nothing that this tenant may use has the name.
+    """
+    return (await find(session, tenant_id, model, base_model)).chosen(tenant_id, sticky)
+
+
+async def find(session: AsyncSession, tenant_id: str, model: str, base_model: str) -> Meaning:
+    """Return what `model` means for this tenant: a base model, or versions of an adapter.
+
+    Only ready versions made for the base model that is served, `base_model`, are found.
 
     Raises:
         ModelNotFound: nothing that this tenant may use has the name.
     """
     if model == base_model:
-        return ResolvedModel(base_model, digest=None, version=None)
+        return Meaning(model, ResolvedModel(base_model, digest=None, version=None))
     name = names.parse(model)
     if name is None:
         raise names.not_found(model)
-    if name.alias is None:
-        found = await _version(session, tenant_id, name, base_model)
-    else:
-        found = await _aliased(session, tenant_id, name, base_model, sticky)
+    if name.alias is not None:
+        return await _aliased(session, tenant_id, name, base_model)
+    found = await _version(session, tenant_id, name, base_model)
     if found is None:
         raise names.not_found(model)
-    return ResolvedModel(f"{found.model}@{found.version}", found.digest, found.version)
+    return Meaning(model, _resolved(found))
 
 
 async def list_models(
@@ -110,9 +150,9 @@ async def _version(
 
 
 async def _aliased(
-    session: AsyncSession, tenant_id: str, name: ModelName, base_model: str, sticky: str | None
-) -> PublishedVersion | None:
-    """The alias's version, or its canary's; the former too where the canary cannot be called."""
+    session: AsyncSession, tenant_id: str, name: ModelName, base_model: str
+) -> Meaning:
+    """The alias's version and its canary's, as far as they can be called."""
     query = (
         select(Tenant.name, Adapter, AdapterVersion, AdapterAlias)
         .join(Adapter, Adapter.tenant_id == Tenant.id)
@@ -130,12 +170,17 @@ async def _aliased(
             AdapterVersion.base_model == base_model,
         )
     )
-    found: dict[bool, PublishedVersion] = {}
+    found: dict[bool, ResolvedModel] = {}
     percent = 0
     for tenant_name, adapter, version, alias in await session.execute(query):
-        found[version.id == alias.canary_version_id] = published(tenant_name, adapter, version)
+        resolved = _resolved(published(tenant_name, adapter, version))
+        found[version.id == alias.canary_version_id] = resolved
         percent = alias.canary_percent or 0
     model = f"{name.tenant}/{name.adapter}:{name.alias}"
-    if sticky is not None and takes_canary(tenant_id, model, sticky, percent):
-        return found.get(True) or found.get(False)
-    return found.get(False)
+    if not found:
+        raise names.not_found(model)
+    return Meaning(model, found.get(False), found.get(True), percent)
+
+
+def _resolved(version: PublishedVersion) -> ResolvedModel:
+    return ResolvedModel(f"{version.model}@{version.version}", version.digest, version.version)

@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex.adapters.registry.errors import AdapterTooLarge, StorageLimitReached
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
 from loraplex.tenants.directory import adapter_limits
+from loraplex.tenants.errors import TenantNotFound
 from loraplex.tenants.limits import AdapterLimits
 from loraplex.tenants.tables import Tenant
 
@@ -37,6 +38,7 @@ async def check_limits(session: AsyncSession, tenant_id: str, adapter: Sized) ->
     other of its adapters is let in.
 
     Raises:
+        TenantNotFound: it is being deleted.
         AdapterTooLarge: its rank or its number of modules.
         StorageLimitReached: what it takes, beside what is there.
     """
@@ -56,7 +58,11 @@ async def check_limits(session: AsyncSession, tenant_id: str, adapter: Sized) ->
 
 
 async def _limits(session: AsyncSession, tenant_id: str) -> AdapterLimits:
-    tenant = await session.get_one(Tenant, tenant_id)
+    # Its deletion waits for this transaction, and finds what that added.
+    own = {"read": True, "key_share": True}
+    tenant = await session.get_one(Tenant, tenant_id, with_for_update=own, populate_existing=True)
+    if tenant.status in {"deleting", "deleted"}:
+        raise TenantNotFound(f"The tenant {tenant_id} is being deleted.")
     limits = adapter_limits(tenant)
     if limits.adapter_storage_bytes is not None:
         # Two uploads at once would each find room for itself.

@@ -1,7 +1,10 @@
-"""The plain computation of an adapter: one sequence, dense attention, torch alone, no cache.
+"""The plain computation of an adapter: one sequence, dense attention, no cache, modules' own code.
 
-The network and the adapter's weights are the engine's own, read once more; what is compared with it
-is all that makes many requests one batch: paged attention, the layout of rows, compiled kernels.
+What is compared with it is all that makes many requests one batch: paged attention, the layout of
+rows, compiled low-rank updates, fused forward passes. Shared by both sides, so that an error there
+would not show, are the network with the adapter's weights as the engine read them, and the base's
+dense products: linear layers that see one input in one call, by whatever has packed their weights.
+PEFT in a process of its own shares none of it.
 """
 
 import asyncio
@@ -14,7 +17,8 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.weights import AdapterWeights
-from loraplex.engine.lora_linear import AdapterRows, LoraRows
+from loraplex.engine.fused import own_code
+from loraplex.engine.lora_rows import AdapterRows, LoraRows
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.self_test.comparison import Position, ServedTokens
 from loraplex.engine.self_test.positions import known_to_base, positions_of
@@ -89,7 +93,8 @@ class DenseReference:
         places = torch.arange(len(ids), device=ids.device)
         sampled = places[len(prompt.ids) - 1 :]
         body = _rows(len(ids), prompt.adapter_start, weights)
-        with self._model.lora.step(body, _rows(len(sampled), 0, weights)):
+        rows_of_head = _rows(len(sampled), 0, weights)
+        with self._model.lora.step(body, rows_of_head), own_code(self._model.network):
             return self._model.logits(ids, places, sampled, _DenseStep()).float()
 
 

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from loraplex.adapters.registry import aliases
 from loraplex.adapters.registry.aliases import Alias, Canary
-from loraplex.platform.api.adapter_owner import AdapterOwner, OwnerOf
 from loraplex.platform.api.adapter_views import AliasView
 from loraplex.platform.api.bodies import Schema, parse_exactly, request_body_of
+from loraplex.platform.api.owner import ResourceOwner, Side
 from loraplex.platform.api.paging import Listing, Page, listing
 from loraplex.platform.deps import ServicesOf, body_of
 from loraplex.platform.errors import InvalidRequest
@@ -36,19 +36,19 @@ class CanaryBody(Schema):
     percent: Annotated[int, Field(ge=1, le=100)]
 
 
-def alias_routes(owner_of: OwnerOf) -> APIRouter:
-    """The routes, of the adapters of whoever `owner_of` says."""
+def alias_routes(side: Side) -> APIRouter:
+    """The routes, of the adapters of whoever `side` says."""
     router = APIRouter(tags=["aliases"])
-    _add_reading(router, owner_of)
-    _add_moves(router, owner_of)
-    _add_canaries(router, owner_of)
+    _add_reading(router, side)
+    _add_moves(router, side)
+    _add_canaries(router, side)
     return router
 
 
-def _add_reading(router: APIRouter, owner_of: OwnerOf) -> None:
-    Owner = Annotated[AdapterOwner, Depends(owner_of)]  # noqa: N806  a type
+def _add_reading(router: APIRouter, side: Side) -> None:
+    Owner = Annotated[ResourceOwner, Depends(side.owner_of)]  # noqa: N806  a type
 
-    @router.get("/{name}/aliases")
+    @router.get("/{name}/aliases", dependencies=[side.may("adapters.read")])
     async def list_adapter_aliases(
         name: str, owner: Owner, services: ServicesOf, page: Annotated[Page, fastapi.Query()]
     ) -> Listing[AliasView]:
@@ -57,7 +57,7 @@ def _add_reading(router: APIRouter, owner_of: OwnerOf) -> None:
             found = await aliases.list_aliases(session, owner.tenant_id, name)
         return listing([AliasView.of(alias) for alias in found], page)
 
-    @router.get(ALIAS)
+    @router.get(ALIAS, dependencies=[side.may("adapters.read")])
     async def retrieve_alias(
         name: str, alias: str, owner: Owner, services: ServicesOf, response: Response
     ) -> AliasView:
@@ -66,10 +66,12 @@ def _add_reading(router: APIRouter, owner_of: OwnerOf) -> None:
             return _shown(await aliases.get_alias(session, owner.named(name), alias), response)
 
 
-def _add_moves(router: APIRouter, owner_of: OwnerOf) -> None:
-    Owner = Annotated[AdapterOwner, Depends(owner_of)]  # noqa: N806  a type
+def _add_moves(router: APIRouter, side: Side) -> None:
+    Owner = Annotated[ResourceOwner, Depends(side.owner_of)]  # noqa: N806  a type
 
-    @router.put(ALIAS, openapi_extra=request_body_of(AliasBody))
+    @router.put(
+        ALIAS, openapi_extra=request_body_of(AliasBody), dependencies=[side.may("adapters.write")]
+    )
     async def point_alias(
         name: str,
         alias: str,
@@ -87,13 +89,13 @@ def _add_moves(router: APIRouter, owner_of: OwnerOf) -> None:
             moved = await aliases.point(session, act, adapter, alias, asked.version, expected)
         return _shown(moved, response)
 
-    @router.delete(ALIAS, status_code=204)
+    @router.delete(ALIAS, status_code=204, dependencies=[side.may("adapters.write")])
     async def delete_alias(name: str, alias: str, owner: Owner, services: ServicesOf) -> None:
         """Delete an alias; the versions that it named stay."""
         async with services.resources.database.session() as session:
             await aliases.delete_alias(session, owner.act(services), owner.named(name), alias)
 
-    @router.post(f"{ALIAS}/rollback")
+    @router.post(f"{ALIAS}/rollback", dependencies=[side.may("adapters.write")])
     async def roll_back_alias(
         name: str, alias: str, owner: Owner, services: ServicesOf, response: Response
     ) -> AliasView:
@@ -104,10 +106,14 @@ def _add_moves(router: APIRouter, owner_of: OwnerOf) -> None:
             return _shown(await aliases.roll_back(session, act, adapter, alias), response)
 
 
-def _add_canaries(router: APIRouter, owner_of: OwnerOf) -> None:
-    Owner = Annotated[AdapterOwner, Depends(owner_of)]  # noqa: N806  a type
+def _add_canaries(router: APIRouter, side: Side) -> None:
+    Owner = Annotated[ResourceOwner, Depends(side.owner_of)]  # noqa: N806  a type
 
-    @router.put(f"{ALIAS}/canary", openapi_extra=request_body_of(CanaryBody))
+    @router.put(
+        f"{ALIAS}/canary",
+        openapi_extra=request_body_of(CanaryBody),
+        dependencies=[side.may("adapters.write")],
+    )
     async def set_canary(
         name: str, alias: str, request: Request, owner: Owner, services: ServicesOf
     ) -> AliasView:
@@ -118,14 +124,14 @@ def _add_canaries(router: APIRouter, owner_of: OwnerOf) -> None:
         async with services.resources.database.session() as session:
             return AliasView.of(await aliases.set_canary(session, act, adapter, alias, canary))
 
-    @router.delete(f"{ALIAS}/canary")
+    @router.delete(f"{ALIAS}/canary", dependencies=[side.may("adapters.write")])
     async def clear_canary(name: str, alias: str, owner: Owner, services: ServicesOf) -> AliasView:
         """Let all requests of an alias run on its own version."""
         act, adapter = owner.act(services), owner.named(name)
         async with services.resources.database.session() as session:
             return AliasView.of(await aliases.clear_canary(session, act, adapter, alias))
 
-    @router.post(f"{ALIAS}/canary/promote")
+    @router.post(f"{ALIAS}/canary/promote", dependencies=[side.may("adapters.write")])
     async def promote_canary(
         name: str, alias: str, owner: Owner, services: ServicesOf, response: Response
     ) -> AliasView:

@@ -4,20 +4,24 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Literal, Self
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, Field
 
 from loraplex.adapters.registry import uploads
 from loraplex.platform import resumable
 from loraplex.platform.api.bodies import Schema, parse_exactly, request_body_of
+from loraplex.platform.api.owner import actor_of
 from loraplex.platform.api.paging import Listing, Page, View, listing
+from loraplex.platform.api.unread import refuse_unread
 from loraplex.platform.api.views import AdapterVersionView
-from loraplex.platform.deps import Caller, ServicesOf, body_of, chunks_of
+from loraplex.platform.deps import Caller, ServicesOf, body_of, chunks_of, principal_of
 from loraplex.platform.errors import InvalidRequest
 from loraplex.platform.imports import Reference, import_adapter
+from loraplex.platform.log import AccessLine
+from loraplex.platform.permissions import caller_may
 from loraplex.platform.resumable import Piece, UploadProgress
 
-router = APIRouter(tags=["adapters"])
+router = APIRouter(tags=["adapters"], dependencies=[Depends(principal_of), Depends(refuse_unread)])
 
 OFFSET_HEADER, LENGTH_HEADER = "upload-offset", "upload-length"
 FILE_PATH = "/v1/adapters/uploads/{upload_id}/{file}"
@@ -138,7 +142,12 @@ class UploadView(View):
         )
 
 
-@router.post("/v1/adapters/uploads", status_code=201, openapi_extra=request_body_of(UploadBody))
+@router.post(
+    "/v1/adapters/uploads",
+    status_code=201,
+    openapi_extra=request_body_of(UploadBody),
+    dependencies=[caller_may("adapters.write")],
+)
 async def begin_upload(request: Request, caller: Caller, services: ServicesOf) -> UploadView:
     """Announce the files of an adapter and their lengths; they are sent in pieces."""
     asked = parse_exactly(await body_of(request), UploadBody)
@@ -150,7 +159,7 @@ async def begin_upload(request: Request, caller: Caller, services: ServicesOf) -
     return UploadView.of(progress)
 
 
-@router.get("/v1/adapters/uploads")
+@router.get("/v1/adapters/uploads", dependencies=[caller_may("adapters.read")])
 async def list_uploads(
     caller: Caller, services: ServicesOf, page: Annotated[Page, Query()]
 ) -> Listing[UploadView]:
@@ -162,14 +171,14 @@ async def list_uploads(
     return listing(views, page)
 
 
-@router.get("/v1/adapters/uploads/{upload_id}")
+@router.get("/v1/adapters/uploads/{upload_id}", dependencies=[caller_may("adapters.read")])
 async def retrieve_upload(upload_id: str, caller: Caller, services: ServicesOf) -> UploadView:
     """Tell how an upload stands."""
     progress = await resumable.look(services.resources, caller.tenant_id, upload_id)
     return UploadView.of(progress)
 
 
-@router.head(FILE_PATH)
+@router.head(FILE_PATH, dependencies=[caller_may("adapters.read")])
 async def look_at_file(upload_id: str, file: str, caller: Caller, services: ServicesOf) -> Response:
     """Tell in headers how many bytes of a file are there, and how many it will have."""
     progress = await resumable.look(services.resources, caller.tenant_id, upload_id)
@@ -185,7 +194,10 @@ async def look_at_file(upload_id: str, file: str, caller: Caller, services: Serv
 
 
 @router.patch(
-    "/v1/adapters/uploads/{upload_id}/{file}", status_code=204, openapi_extra=dict(_PIECE)
+    "/v1/adapters/uploads/{upload_id}/{file}",
+    status_code=204,
+    openapi_extra=dict(_PIECE),
+    dependencies=[caller_may("adapters.write")],
 )
 async def append_to_file(
     upload_id: str, file: str, request: Request, caller: Caller, services: ServicesOf
@@ -196,22 +208,34 @@ async def append_to_file(
     return Response(status_code=204, headers={OFFSET_HEADER: str(size)})
 
 
-@router.post("/v1/adapters/uploads/{upload_id}/complete")
-async def complete_upload(upload_id: str, caller: Caller, services: ServicesOf) -> UploadView:
+@router.post(
+    "/v1/adapters/uploads/{upload_id}/complete", dependencies=[caller_may("adapters.write")]
+)
+async def complete_upload(
+    upload_id: str, request: Request, caller: Caller, services: ServicesOf
+) -> UploadView:
     """Check an upload whose bytes are all there, and publish it. It may be asked again."""
     resources = services.resources
-    record = await resumable.complete(resources, caller.tenant_id, upload_id, caller.key_id)
+    actor = actor_of(caller, AccessLine.of(request.scope).request_id)
+    record = await resumable.complete(resources, caller.tenant_id, upload_id, actor)
     return UploadView.of(await resumable.progress_of(resources, record))
 
 
-@router.delete("/v1/adapters/uploads/{upload_id}", status_code=204)
+@router.delete(
+    "/v1/adapters/uploads/{upload_id}", status_code=204, dependencies=[caller_may("adapters.write")]
+)
 async def cancel_upload(upload_id: str, caller: Caller, services: ServicesOf) -> Response:
     """Give an upload up; its bytes go."""
     await resumable.cancel(services.resources, caller.tenant_id, upload_id)
     return Response(status_code=204)
 
 
-@router.post("/v1/adapters/import", status_code=201, openapi_extra=request_body_of(ImportBody))
+@router.post(
+    "/v1/adapters/import",
+    status_code=201,
+    openapi_extra=request_body_of(ImportBody),
+    dependencies=[caller_may("adapters.write")],
+)
 async def import_by_reference(
     request: Request, caller: Caller, services: ServicesOf
 ) -> AdapterVersionView:
@@ -222,7 +246,7 @@ async def import_by_reference(
         caller.tenant_id,
         asked.name,
         Reference(asked.source, asked.path),
-        caller.key_id,
+        actor_of(caller, AccessLine.of(request.scope).request_id),
     )
     return AdapterVersionView.of(version)
 

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from loraplex.adapters.registry import life_cycle, pins, registry
-from loraplex.platform.api.adapter_owner import AdapterOwner, OwnerOf, show_adapter, show_version
 from loraplex.platform.api.adapter_views import AdapterView
+from loraplex.platform.api.owner import ResourceOwner, Side, show_adapter, show_version
 from loraplex.platform.api.paging import Listing, Page, Query, listing
 from loraplex.platform.api.views import AdapterVersionView
 from loraplex.platform.deps import ServicesOf
@@ -41,26 +41,26 @@ class RetirementQuery(Query):
     """True deletes aliases that mean it, and ends its canaries."""
 
 
-def version_routes(owner_of: OwnerOf) -> APIRouter:
-    """The routes, of the adapters of whoever `owner_of` says."""
+def version_routes(side: Side) -> APIRouter:
+    """The routes, of the adapters of whoever `side` says."""
     router = APIRouter(tags=["adapters"])
-    _add_reading(router, owner_of)
-    _add_retirement(router, owner_of)
-    _add_pins(router, owner_of)
-    _add_deletion(router, owner_of)
+    _add_reading(router, side)
+    _add_retirement(router, side)
+    _add_pins(router, side)
+    _add_deletion(router, side)
     return router
 
 
-def _add_reading(router: APIRouter, owner_of: OwnerOf) -> None:
-    Owner = Annotated[AdapterOwner, Depends(owner_of)]  # noqa: N806  a type
+def _add_reading(router: APIRouter, side: Side) -> None:
+    Owner = Annotated[ResourceOwner, Depends(side.owner_of)]  # noqa: N806  a type
 
-    @router.get("/{name}")
+    @router.get("/{name}", dependencies=[side.may("adapters.read")])
     async def retrieve_adapter(name: str, owner: Owner, services: ServicesOf) -> AdapterView:
         """Show an adapter: its newest versions and its aliases."""
         async with services.resources.database.reader() as session:
             return await show_adapter(session, owner.named(name))
 
-    @router.get("/{name}/versions")
+    @router.get("/{name}/versions", dependencies=[side.may("adapters.read")])
     async def list_adapter_versions(
         name: str, owner: Owner, services: ServicesOf, page: Annotated[Page, fastapi.Query()]
     ) -> Listing[AdapterVersionView]:
@@ -69,7 +69,7 @@ def _add_reading(router: APIRouter, owner_of: OwnerOf) -> None:
             versions = await registry.list_all_versions(session, owner.named(name))
         return listing([AdapterVersionView.of(version) for version in versions], page)
 
-    @router.get(VERSION)
+    @router.get(VERSION, dependencies=[side.may("adapters.read")])
     async def retrieve_adapter_version(
         name: str, number: Number, owner: Owner, services: ServicesOf
     ) -> AdapterVersionView:
@@ -78,10 +78,10 @@ def _add_reading(router: APIRouter, owner_of: OwnerOf) -> None:
             return await show_version(session, owner.named(name), number)
 
 
-def _add_retirement(router: APIRouter, owner_of: OwnerOf) -> None:
-    Owner = Annotated[AdapterOwner, Depends(owner_of)]  # noqa: N806  a type
+def _add_retirement(router: APIRouter, side: Side) -> None:
+    Owner = Annotated[ResourceOwner, Depends(side.owner_of)]  # noqa: N806  a type
 
-    @router.post(f"{VERSION}/retire")
+    @router.post(f"{VERSION}/retire", dependencies=[side.may("adapters.write")])
     async def retire_adapter_version(
         name: str,
         number: Number,
@@ -96,7 +96,7 @@ def _add_retirement(router: APIRouter, owner_of: OwnerOf) -> None:
             await life_cycle.retire(session, act, adapter, number, force=asked.force)
             return await show_version(session, adapter, number)
 
-    @router.post(f"{VERSION}/restore")
+    @router.post(f"{VERSION}/restore", dependencies=[side.may("adapters.write")])
     async def restore_adapter_version(
         name: str, number: Number, owner: Owner, services: ServicesOf
     ) -> AdapterVersionView:
@@ -107,10 +107,10 @@ def _add_retirement(router: APIRouter, owner_of: OwnerOf) -> None:
             return await show_version(session, adapter, number)
 
 
-def _add_pins(router: APIRouter, owner_of: OwnerOf) -> None:
-    Owner = Annotated[AdapterOwner, Depends(owner_of)]  # noqa: N806  a type
+def _add_pins(router: APIRouter, side: Side) -> None:
+    Owner = Annotated[ResourceOwner, Depends(side.owner_of)]  # noqa: N806  a type
 
-    @router.put(f"{VERSION}/pin")
+    @router.put(f"{VERSION}/pin", dependencies=[side.may("adapters.write")])
     async def pin_adapter_version(
         name: str, number: Number, owner: Owner, services: ServicesOf
     ) -> AdapterVersionView:
@@ -120,7 +120,7 @@ def _add_pins(router: APIRouter, owner_of: OwnerOf) -> None:
             await pins.pin(session, owner.act(services), adapter, number)
             return await show_version(session, adapter, number)
 
-    @router.delete(f"{VERSION}/pin")
+    @router.delete(f"{VERSION}/pin", dependencies=[side.may("adapters.write")])
     async def unpin_adapter_version(
         name: str, number: Number, owner: Owner, services: ServicesOf
     ) -> AdapterVersionView:
@@ -131,10 +131,10 @@ def _add_pins(router: APIRouter, owner_of: OwnerOf) -> None:
             return await show_version(session, adapter, number)
 
 
-def _add_deletion(router: APIRouter, owner_of: OwnerOf) -> None:
-    Owner = Annotated[AdapterOwner, Depends(owner_of)]  # noqa: N806  a type
+def _add_deletion(router: APIRouter, side: Side) -> None:
+    Owner = Annotated[ResourceOwner, Depends(side.owner_of)]  # noqa: N806  a type
 
-    @router.delete(VERSION, status_code=202)
+    @router.delete(VERSION, status_code=202, dependencies=[side.may("adapters.write")])
     async def delete_adapter_version(
         name: str,
         number: Number,
@@ -152,7 +152,7 @@ def _add_deletion(router: APIRouter, owner_of: OwnerOf) -> None:
         services.adapter_deletions.soon()
         return view
 
-    @router.delete("/{name}", status_code=202)
+    @router.delete("/{name}", status_code=202, dependencies=[side.may("adapters.write")])
     async def delete_adapter(
         name: str,
         owner: Owner,

@@ -77,7 +77,10 @@ class AuditEventView(View):
     object: Literal["audit.event"] = "audit.event"
     at: datetime
     actor: str
-    """Id of the key that did it, `cli`, or `platform`."""
+    """Id of the key or person that did it, `cli`, or `platform`."""
+    actor_kind: str | None
+    """`api_key`, `admin_key`, `person`, `cli` or `platform`; null in old events."""
+    request_id: str | None
     tenant_id: str | None
     action: str
     subject: str
@@ -90,6 +93,8 @@ class AuditEventView(View):
             id=str(event.id),
             at=event.at,
             actor=event.actor,
+            actor_kind=event.actor_kind,
+            request_id=event.request_id,
             tenant_id=event.tenant_id,
             action=event.action,
             subject=event.subject,

@@ -7,12 +7,14 @@ from fastapi import APIRouter, Depends, Query, Request
 from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.platform.api.adapter_aliases import alias_routes
-from loraplex.platform.api.adapter_owner import caller_owns
 from loraplex.platform.api.adapter_versions import version_routes
+from loraplex.platform.api.owner import TENANTS, actor_of
 from loraplex.platform.api.paging import Listing, Page, listing
 from loraplex.platform.api.unread import refuse_unread
 from loraplex.platform.api.views import AdapterVersionView
 from loraplex.platform.deps import Caller, ServicesOf, chunks_of
+from loraplex.platform.log import AccessLine
+from loraplex.platform.permissions import caller_may
 from loraplex.platform.receiving import TAR_TYPES
 from loraplex.platform.upload_files import ADAPTER_FILES, REQUIRED_FILES
 from loraplex.platform.uploads import receive
@@ -34,7 +36,12 @@ def upload_form() -> dict[str, Any]:
     }
 
 
-@router.post("/v1/adapters", status_code=201, openapi_extra=upload_form())
+@router.post(
+    "/v1/adapters",
+    status_code=201,
+    openapi_extra=upload_form(),
+    dependencies=[caller_may("adapters.write")],
+)
 async def upload_adapter(
     request: Request, caller: Caller, services: ServicesOf
 ) -> AdapterVersionView:
@@ -43,16 +50,15 @@ async def upload_adapter(
 
     The same bytes again are the version that they were before.
     """
+    actor = actor_of(caller, AccessLine.of(request.scope).request_id)
     content_type = request.headers.get("content-type", "")
     chunks = chunks_of(request)
     name = request.query_params.get("name")
-    version = await receive(
-        services.resources, caller.tenant_id, content_type, chunks, caller.key_id, name
-    )
+    version = await receive(services.resources, caller.tenant_id, content_type, chunks, actor, name)
     return AdapterVersionView.of(version)
 
 
-@router.get("/v1/adapters")
+@router.get("/v1/adapters", dependencies=[caller_may("adapters.read")])
 async def list_adapters(
     caller: Caller, services: ServicesOf, page: Annotated[Page, Query()]
 ) -> Listing[AdapterVersionView]:
@@ -65,5 +71,5 @@ async def list_adapters(
     return listing([AdapterVersionView.of(version) for version in newest.values()], page)
 
 
-for routes in (version_routes(caller_owns), alias_routes(caller_owns)):
+for routes in (version_routes(TENANTS), alias_routes(TENANTS)):
     router.include_router(routes, prefix="/v1/adapters", dependencies=[Depends(refuse_unread)])

@@ -3,6 +3,7 @@
 from asyncio import CancelledError
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from time import monotonic
 
 from starlette.responses import Response
@@ -13,17 +14,13 @@ from loraplex.platform.api.event_stream import EventStream
 from loraplex.platform.api.formats import AnswerFormat, Choice, fingerprint_of
 from loraplex.platform.api.guards import disconnected, guarded
 from loraplex.platform.api.observing import Observation
-from loraplex.platform.api.rate_headers import rate_headers
+from loraplex.platform.api.rate_headers import rate_headers, shadow_headers
 from loraplex.platform.completions import Admitted, Call, complete
-from loraplex.platform.errors import (
-    ClientGone,
-    ClientStalled,
-    Headers,
-    error_event,
-    log_failure,
-)
+from loraplex.platform.error_replies import Headers, error_event, log_failure
+from loraplex.platform.errors import ClientGone, ClientStalled
 from loraplex.platform.log import AccessLine
 from loraplex.platform.services import Services
+from loraplex.tenants.errors import QuotaError
 
 Events = AsyncGenerator[Admitted | Tokens | Finished, None]
 NewFormat = Callable[[Admitted, int, str], AnswerFormat]
@@ -32,6 +29,16 @@ NewFormat = Callable[[Admitted, int, str], AnswerFormat]
 
 MODEL_HEADER = b"x-loraplex-model"
 """What ran: a base model may have any name, an adapter's has its version."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """The connection to who waits for the answer."""
+
+    receive: Receive
+    send: Send
+    send_body: Send
+    """The server's own, for what follows a response's start."""
 
 
 class Answer(Response):
@@ -46,17 +53,22 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve it. Errors are raised as long as nothing was sent."""
         observation = Observation(self._services.metrics, AccessLine.of(scope), monotonic)
+        headers: Headers = scope["loraplex.headers"]
         try:
             async with aclosing(complete(self._call, self._services)) as events:
                 admitted = await anext(events)
                 assert isinstance(admitted, Admitted)
                 observation.admit(admitted)
-                await self._reply(admitted, events, observation, receive, send)
+                headers += _headers(admitted)
+                client = _Client(receive, send, scope["loraplex.send"])
+                await self._reply(admitted, events, observation, client)
         except (ClientGone, ClientStalled) as error:
             # Nobody reads what could be sent now.
             observation.fail(error)
         except (Exception, CancelledError) as error:
             observation.fail(error)
+            if isinstance(error, QuotaError):
+                headers += rate_headers(error.standings)
             raise
         finally:
             observation.end()
@@ -66,8 +78,7 @@ class Answer(Response):
         admitted: Admitted,
         events: Events,
         observation: Observation,
-        receive: Receive,
-        send: Send,
+        client: _Client,
     ) -> None:
         resources = self._services.resources
         answer_format = self._new_format(
@@ -75,20 +86,29 @@ class Answer(Response):
             int(resources.clock()),
             fingerprint_of(resources.engine.model, admitted.target.digest),
         )
-        headers = [*rate_headers(admitted.hold), (MODEL_HEADER, admitted.target.name.encode())]
         if not admitted.request.stream:
-            work = _send_whole(answer_format, events, headers, observation, send)
-            await guarded(work, disconnected(receive))
+            work = _send_whole(answer_format, events, observation, client.send)
+            await guarded(work, disconnected(client.receive))
             return
-        stream = EventStream(send, headers, resources.settings.keepalive_s)
+        keepalive_s = resources.settings.keepalive_s
+        stream = EventStream(client.send, client.send_body, keepalive_s)
         work = _send_stream(answer_format, events, observation, stream)
-        await guarded(work, disconnected(receive), stream.keep_alive())
+        await guarded(work, disconnected(client.receive), stream.keep_alive())
+
+
+def _headers(admitted: Admitted) -> Headers:
+    """Of all answers to what was admitted, whatever comes of it."""
+    hold = admitted.hold
+    return [
+        *rate_headers(hold.standings),
+        *shadow_headers(hold.shadowed),
+        (MODEL_HEADER, admitted.target.name.encode()),
+    ]
 
 
 async def _send_whole(
     answer_format: AnswerFormat,
     events: Events,
-    headers: Headers,
     observation: Observation,
     send: Send,
 ) -> None:
@@ -100,8 +120,8 @@ async def _send_whole(
             choices.setdefault(event.choice, Choice(event.choice)).add(event)
     assert isinstance(event, Finished)
     body = answer_format.whole([choices[index] for index in sorted(choices)], event)
-    own = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": own + headers})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

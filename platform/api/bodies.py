@@ -12,7 +12,7 @@ from loraplex.platform.api.fields import NO_OP_FIELDS, UNSUPPORTED_FIELDS
 from loraplex.platform.errors import InvalidRequest
 
 MAX_SHOWN_CHARS = 40
-_PRIVATE_FIELDS = frozenset({"messages", "prompt", "stop", "suffix", "name", "refusal"})
+_PRIVATE_FIELDS = frozenset({"messages", "prompt", "stop", "suffix", "name", "refusal", "password"})
 """What a person typed is never repeated in an error."""
 
 
@@ -45,7 +45,16 @@ def parse(body: bytes, schema: type[S]) -> S:
 
 def parse_exactly(body: bytes, schema: type[S]) -> S:
     """Read a body as `schema`, where null means null. Raises InvalidRequest."""
-    return _checked(_json_object(body), schema)
+    fields = _json_object(body)
+    for name, value in fields.items():
+        if _holds_nul(value):  # PostgreSQL has no text with it
+            raise InvalidRequest(f"{shown_name(name)}: must not hold U+0000.", shown_name(name))
+    return _checked(fields, schema)
+
+
+def parse_optional(body: bytes, schema: type[S]) -> S:
+    """Read a body as `parse_exactly` does; an empty one says nothing. Raises InvalidRequest."""
+    return parse_exactly(body or b"{}", schema)
 
 
 def without_defaults(
@@ -97,6 +106,18 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def _holds_nul(value: object) -> bool:
+    match value:
+        case str():
+            return "\0" in value
+        case list():
+            return any(map(_holds_nul, value))
+        case dict():
+            return any(map(_holds_nul, (*value, *value.values())))
+        case _:
+            return False
+
+
 def _same(value: object, default: object) -> bool:
     """Equal as JSON, where true is not 1."""
     return value == default and isinstance(value, bool) == isinstance(default, bool)
@@ -139,7 +160,7 @@ def shown_name(name: str) -> str:
     return name if len(name) <= MAX_SHOWN_CHARS else name[:MAX_SHOWN_CHARS] + "…"
 
 
-def request_body_of(schema: type[Schema]) -> dict[str, Any]:
+def request_body_of(schema: type[Schema], *, required: bool = True) -> dict[str, Any]:
     """The OpenAPI description of a route that reads its body itself."""
     content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": required, "content": content}}

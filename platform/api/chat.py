@@ -9,6 +9,7 @@ from loraplex.platform.api.chat_schema import ChatBody
 from loraplex.platform.api.formats import ChatFormat
 from loraplex.platform.completions import CompletionRequest
 from loraplex.platform.deps import call_of, services_of
+from loraplex.platform.permissions import walk_checks
 
 router = APIRouter()
 
@@ -18,7 +19,11 @@ def request_of(body: bytes) -> CompletionRequest:
     return parse(body, ChatBody).to_request()
 
 
-@router.post("/v1/chat/completions", openapi_extra=request_body_of(ChatBody))
+@router.post(
+    "/v1/chat/completions",
+    openapi_extra=request_body_of(ChatBody),
+    dependencies=[walk_checks("inference")],
+)
 async def create_chat_completion(request: Request) -> Response:
     """Continue a conversation."""
     return Answer(call_of(request, request_of), ChatFormat, services_of(request))

@@ -63,6 +63,7 @@ class ChatFormat:
         self._sampling = admitted.submit.sampling
         self._frame = _Frame("chatcmpl", "chat.completion", admitted, created, fingerprint)
         self._chunks = _Frame("chatcmpl", "chat.completion.chunk", admitted, created, fingerprint)
+        self._texts = self._chunks.texts(b'"delta":{"content":', b"}", self._usage)
 
     def whole(self, choices: Sequence[Choice], ending: Finished) -> bytes:
         """See AnswerFormat."""
@@ -77,10 +78,10 @@ class ChatFormat:
         """See AnswerFormat."""
         self._usage.completion_tokens += len(tokens.ids)
         events = b""
-        if tokens.text or tokens.logprobs:
-            delta = b'{"content":' + _json(tokens.text) + b"}"
-            logprobs = chat_logprobs(tokens.logprobs) if tokens.logprobs else _NULL
-            events = self._chunk(tokens.choice, delta, logprobs=logprobs)
+        if tokens.logprobs:
+            events = self._texts.event(tokens, chat_logprobs(tokens.logprobs))
+        elif tokens.text:
+            events = self._texts.event(tokens)
         if tokens.finish_reason is not None:
             events += self._chunk(tokens.choice, b"{}", reason=_json(tokens.finish_reason))
         return events
@@ -99,10 +100,8 @@ class ChatFormat:
             _json(choice.finish_reason),
         )
 
-    def _chunk(
-        self, choice: int, delta: bytes, logprobs: bytes = _NULL, reason: bytes = _NULL
-    ) -> bytes:
-        body = _choice(choice, b'"delta":' + delta, logprobs, reason)
+    def _chunk(self, choice: int, delta: bytes, reason: bytes = _NULL) -> bytes:
+        body = _choice(choice, b'"delta":' + delta, _NULL, reason)
         return self._chunks.event(body, self._usage)
 
 
@@ -114,6 +113,7 @@ class TextFormat:
         self._usage = _UsageSoFar(admitted)
         self._sampling = admitted.submit.sampling
         self._frame = _Frame("cmpl", "text_completion", admitted, created, fingerprint)
+        self._texts = self._frame.texts(b'"text":', b"", self._usage)
 
     def whole(self, choices: Sequence[Choice], ending: Finished) -> bytes:
         """See AnswerFormat."""
@@ -127,10 +127,10 @@ class TextFormat:
         """See AnswerFormat."""
         self._usage.completion_tokens += len(tokens.ids)
         events = b""
-        if tokens.text or tokens.logprobs:
-            logprobs = text_logprobs(tokens.logprobs) if tokens.logprobs else _NULL
-            body = _choice(tokens.choice, b'"text":' + _json(tokens.text), logprobs, _NULL)
-            events = self._frame.event(body, self._usage)
+        if tokens.logprobs:
+            events = self._texts.event(tokens, text_logprobs(tokens.logprobs))
+        elif tokens.text:
+            events = self._texts.event(tokens)
         if tokens.finish_reason is not None:
             body = _choice(tokens.choice, b'"text":""', _NULL, _json(tokens.finish_reason))
             events += self._frame.event(body, self._usage)
@@ -174,11 +174,43 @@ class _Frame:
     def event(self, choice: bytes, usage: "_UsageSoFar") -> bytes:
         return self._event_start + choice + b"]" + usage.member() + b"}\n\n"
 
+    def texts(self, before: bytes, after: bytes, usage: "_UsageSoFar") -> "_Texts":
+        """Writes events of text; `before` and `after` are what a choice has around it."""
+        starts = [
+            self._event_start + b'{"index":%d,' % choice + before
+            for choice in range(usage.num_choices)
+        ]
+        return _Texts(starts, after + b',"logprobs":', usage)
+
     def usage_event(self, ending: Finished, usage: "_UsageSoFar") -> bytes:
         """Only for clients that asked for it: others fail on an event without choices."""
         if usage.told == "none":
             return b""
         return self._event_start + b'],"usage":' + _json(usage_of(ending)) + b"}\n\n"
+
+
+class _Texts:
+    """The events that carry text. An answer has thousands, so what they share is made once."""
+
+    def __init__(self, starts: Sequence[bytes], after: bytes, usage: "_UsageSoFar") -> None:
+        """`starts` has what is before the text, by choice; `after` is between it and the
+        log-probabilities."""
+        self._starts = starts
+        self._after = after
+        self._usage = usage
+
+    def event(self, tokens: Tokens, logprobs: bytes = _NULL) -> bytes:
+        return b"".join(
+            (
+                self._starts[tokens.choice],
+                _json(tokens.text),
+                self._after,
+                logprobs,
+                b',"finish_reason":null}]',
+                self._usage.member(),
+                b"}\n\n",
+            )
+        )
 
 
 class _UsageSoFar:
@@ -187,6 +219,7 @@ class _UsageSoFar:
     def __init__(self, admitted: Admitted) -> None:
         self.told = admitted.request.stream_usage
         self.completion_tokens = 0
+        self.num_choices = admitted.submit.sampling.n
         self._prompt_tokens = len(admitted.submit.prompt)
 
     def member(self) -> bytes:

@@ -17,11 +17,19 @@ async def livez() -> dict[str, str]:
 @router.get("/health")
 @router.get("/readyz")
 async def readyz(services: ServicesOf, response: Response) -> dict[str, str]:
-    """A worker is connected. A database that is away makes requests fail, not this process unready:
-    every other process would be unready with it. Load generators ask for it as `/health`."""
-    connected = services.resources.engine.connected
-    response.status_code = 200 if connected else 503
-    return {"status": "ok" if connected else "no worker is connected"}
+    """A worker is connected. What else is away is told, and makes requests fail or be counted here
+    alone, not this process unready: every other process would be unready with it. Load generators
+    ask for it as `/health`."""
+    engine = services.resources.engine
+    response.status_code = 200 if engine.connected else 503
+    told = {"status": "ok" if engine.connected else "no worker is connected"}
+    if engine.journal_failure:
+        told["journal"] = f"no request is taken: {engine.journal_failure}"
+    if services.resources.quotas.is_degraded:
+        told["quotas"] = "the store that gateways share is away: each counts by itself"
+    if services.standing_watch.is_database_away or services.open_requests.is_ledger_failing:
+        told["database"] = "no request is taken: it does not answer"
+    return told
 
 
 @router.get("/startupz")

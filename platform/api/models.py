@@ -10,26 +10,35 @@ from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.adapters.registry.resolution import list_callable, resolve
 from loraplex.engine.protocol import ModelInfo
 from loraplex.platform.deps import Caller, ServicesOf
+from loraplex.platform.errors import ModelNotAllowed
+from loraplex.platform.permissions import caller_may
 
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", dependencies=[caller_may("models.read")])
 async def list_models(caller: Caller, services: ServicesOf) -> dict[str, Any]:
     """The base model, and the tenant's own adapters and aliases."""
     base = services.resources.engine.model
     async with services.resources.database.reader() as session:
         models = await list_callable(session, caller.tenant_id, base.name)
-    cards = [_base_card(base), *(_adapter_card(m.name, m.version, base) for m in models)]
+    cards = [_base_card(base)] if caller.may_call(base.name) else []
+    cards += [
+        _adapter_card(m.name, m.version, base)
+        for m in models
+        if caller.may_call(f"{m.version.model}@{m.version.version}")
+    ]
     return {"object": "list", "data": cards}
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}", dependencies=[caller_may("models.read")])
 async def retrieve_model(model: str, caller: Caller, services: ServicesOf) -> dict[str, Any]:
     """One model, by any name that a completion may use for it."""
     base = services.resources.engine.model
     async with services.resources.database.reader() as session:
         resolved = await resolve(session, caller.tenant_id, model, base.name)
+        if not caller.may_call(resolved.name):
+            raise ModelNotAllowed(resolved.name)
         if resolved.digest is None:
             return _base_card(base)
         assert resolved.version is not None

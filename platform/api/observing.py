@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from loraplex.engine.protocol import Finished, Tokens
 from loraplex.platform.completions import Admitted
-from loraplex.platform.errors import describe
+from loraplex.platform.error_replies import describe
 from loraplex.platform.log import AccessLine
 from loraplex.platform.metrics import GatewayMetrics, outcome_of
 
@@ -36,11 +36,11 @@ class Observation:
 
     def note(self, event: Tokens | Finished) -> None:
         """The engine delivered something."""
-        now_s = self._clock()
         if self._first_s is None:
-            self._first_s = now_s
-            self._metrics.ttft_s.observe(now_s - self._line.started_s)
-            self._line.fields["ttft_ms"] = round((now_s - self._line.started_s) * 1000, 3)
+            self._first_s = self._clock()
+            ttft_s = self._first_s - self._line.started_s
+            self._metrics.ttft_s.observe(ttft_s)
+            self._line.fields["ttft_ms"] = round(ttft_s * 1000, 3)
         if isinstance(event, Finished):
             num_tokens = event.usage.completion_tokens
             self._line.fields |= {
@@ -50,7 +50,7 @@ class Observation:
             }
             num_steps = num_tokens / self._num_choices - 1
             if num_steps > 0:
-                self._metrics.tpot_s.observe((now_s - self._first_s) / num_steps)
+                self._metrics.tpot_s.observe((self._clock() - self._first_s) / num_steps)
 
     def fail(self, error: BaseException) -> None:
         """It ended with an error, wherever the client was told."""

@@ -10,8 +10,7 @@ from pydantic import BaseModel
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.engine.protocol import Explained, Submit
 from loraplex.platform.api.paging import View
-from loraplex.platform.open_requests import EndedRequest, OpenRequest
-from loraplex.tenants.api_keys import KeyRecord
+from loraplex.platform.open_request import EndedRequest, OpenRequest
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.ledger import UsageRecord
 from loraplex.tenants.money import decimal_of
@@ -94,12 +93,14 @@ class LimitsView(BaseModel):
     ttft_deadline_ms: int | None
     """Of requests that name none; null refuses none for it."""
     adapter_storage_bytes: int | None
-    """Null sets no limit to this and those below, but for the last, where it is nothing."""
+    """Null sets no limit to this and those below, but for pins, where it is nothing."""
     adapter_max_rank: int | None
     adapter_max_modules: int | None
     adapter_floor_bytes: int | None
     adapter_cap_bytes: int | None
     adapter_pin_bytes: int | None
+    adapter_host_floor_bytes: int | None
+    adapter_host_cap_bytes: int | None
 
 
 class TenantView(View):
@@ -110,6 +111,10 @@ class TenantView(View):
     status: str
     weight: float
     limits: LimitsView
+    service_tiers: list[str]
+    """Those that its requests may ask for."""
+    time_zone: str
+    """In which its months begin."""
     created_at: datetime
 
     @classmethod
@@ -122,41 +127,10 @@ class TenantView(View):
             status=tenant.status,
             weight=tenant.weight,
             limits=LimitsView(**limits),
+            service_tiers=list(tenant.service_tiers),
+            time_zone=tenant.time_zone,
             created_at=tenant.created_at,
         )
-
-
-class KeyView(View):
-    """An API key, without the key."""
-
-    object: Literal["api_key"] = "api_key"
-    label: str
-    created_at: datetime
-    last_used_at: datetime | None
-    expires_at: datetime | None
-    revoked_at: datetime | None
-
-    @classmethod
-    def of(cls, key: KeyRecord) -> Self:
-        """Show it."""
-        return cls(
-            id=key.key_id,
-            label=key.label,
-            created_at=key.created_at,
-            last_used_at=key.last_used_at,
-            expires_at=key.expires_at,
-            revoked_at=key.revoked_at,
-        )
-
-
-class NewKeyView(View):
-    """A key that was just made; `key` is shown this once and kept nowhere."""
-
-    object: Literal["api_key"] = "api_key"
-    label: str
-    created_at: datetime
-    expires_at: datetime | None
-    key: str
 
 
 class WhyView(View):
@@ -228,6 +202,12 @@ class UsageView(View):
     """10⁻¹² of the currency, as text, so that no reader rounds it."""
     cost: str
     """The same in units of the currency."""
+    project_id: str
+    service_tier: str | None
+    source: str
+    """Who counted: `measured`, `journal` or `estimated`."""
+    billable: bool
+    """False for what the platform broke off."""
 
     @classmethod
     def of(cls, record: UsageRecord) -> Self:
@@ -251,6 +231,10 @@ class UsageView(View):
             currency=record.currency,
             cost_pico=str(record.cost_pico),
             cost=decimal_of(record.cost_pico),
+            project_id=record.project_id,
+            service_tier=record.service_tier,
+            source=record.source,
+            billable=record.billable,
         )
 
 
@@ -258,6 +242,8 @@ class UsageSumView(BaseModel):
     """Usage of one group; null where it was not grouped by that."""
 
     tenant: str | None
+    project_id: str | None
+    key_id: str | None
     model: str | None
     since: datetime | None
     """Start of the hour or day, in UTC."""
@@ -275,6 +261,8 @@ class UsageSumView(BaseModel):
         """Show it."""
         return cls(
             tenant=total.tenant,
+            project_id=total.project_id,
+            key_id=total.key_id,
             model=total.model,
             since=total.since,
             currency=total.currency,

@@ -1,27 +1,26 @@
 """Who is measured in `loraplex bench engine`, and by which requests."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from loraplex.engine.core import StepReport
 from loraplex.engine.model import LoadedModel
 from loraplex.platform.bench.adapters import BenchAdapter
-from loraplex.platform.bench.decode import Ask, ask_all
-from loraplex.platform.bench.peft_messages import Batch
-from loraplex.platform.bench.peft_peer import PeftPeer
+from loraplex.platform.bench.agreement import Agreement
+from loraplex.platform.bench.decode import Answer, Ask, ask_all
+from loraplex.platform.bench.peer import Batch, Done, Peer
 from loraplex.platform.bench.phases import PHASES, StopWatch
-from loraplex.platform.bench.series import Case, EnginePlan, ProfileRow, Series
+from loraplex.platform.bench.prompts import Prompts
+from loraplex.platform.bench.series import Case, EnginePlan, Probe, ProfileRow, Series
 from loraplex.platform.bench.subject import Subject
 from loraplex.platform.worker import EngineParts
 
 IDENTICAL = 2
 """Index of the adapter that all share in `identical`: rank 32, the nearest to the mean of all."""
-
-Probe = Callable[[int], float]
-"""Measures one value, given the number of the repetition."""
+PEER_CASES: tuple[Case, ...] = ("distinct", "base")
+PEER_SECONDS = 60.0
+"""A case of a peer that took longer, all repetitions together, is not repeated any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Watched:
 
 @dataclass(slots=True)
 class Contenders:
-    """The engines and the peer of one run, all loaded, with the requests that they are asked."""
+    """The engines and the peers of one run, all loaded, with the requests that they are asked."""
 
     plan: EnginePlan
     model: LoadedModel
@@ -42,55 +41,60 @@ class Contenders:
     lora_off: EngineParts
     watched: Watched | None
     subject: Subject
-    peer: PeftPeer | None
+    peers: Sequence[Peer]
+    prompts: Prompts
     lora_on: EngineParts = field(init=False)
     laps: dict[tuple[Case, int], list[dict[str, float]]] = field(default_factory=dict)
-    tokens: dict[tuple[str, int, int], list[list[int]]] = field(default_factory=dict)
-    """By engine, number of requests and repetition, of `distinct`."""
+    agreement: Agreement = field(init=False)
 
     def __post_init__(self) -> None:
         """The engine that serves adapters keeps them; `subject` makes others that have none."""
         self.lora_on = self.subject.new_engine()
+        self.agreement = Agreement(self.prompts.text)
 
-    def probes(self) -> dict[Series, Probe]:
-        """All that one repetition measures, in order."""
-        probes: dict[Series, Probe] = {}
+    def probes(self) -> list[tuple[str, Probe]]:
+        """All that one repetition measures, in order, by what a line of progress calls it."""
+        probes: list[tuple[str, Probe]] = []
         cases: tuple[Case, ...] = ("distinct", "identical", "base", "base_lora_off")
         for size in self.plan.batch_sizes:
-            for case in cases:
-                series = Series("decode_tokens_per_s", "loraplex", case, size)
-                probes[series] = self._decode_probe(case, size)
-            if self.peer is not None:
-                series = Series("decode_tokens_per_s", "peft", "distinct", size)
-                probes[series] = self._peft_probe(self.peer, size)
+            probes += [self._decode_probe(case, size) for case in cases]
+            probes += [
+                self._peer_probe(peer, case, size) for peer in self.peers for case in PEER_CASES
+            ]
             if self.watched is not None:
-                for case in ("distinct", "base"):
-                    series = Series("profiled_tokens_per_s", "loraplex", case, size)
-                    probes[series] = self._watched_probe(self.watched, case, size)
+                probes += [self._watched_probe(self.watched, case, size) for case in PEER_CASES]
         for adapter in sorted({a.rank: a for a in self.adapters}.values(), key=lambda a: a.rank):
-            for case in ("warm", "cold"):
-                series = Series("ttft_ms", "loraplex", case, 1, adapter.rank)
-                probes[series] = self._ttft_probe(case, adapter.digest)
+            probes += [self._ttft_probe(case, adapter) for case in ("warm", "cold")]
         return probes
 
-    def warm_up(self) -> None:
-        """Load every adapter, and let each contender allocate what it keeps."""
+    def warm_up(self, show: Callable[[str], None]) -> None:
+        """Load every adapter, and let each contender allocate what it keeps.
+
+        ``show`` is told what begins.
+        """
         size = max(self.plan.batch_sizes)
+        show("warming up: loading the adapters")
         everything = [Ask(adapter.digest, (1,)) for adapter in self.adapters]
         for first in range(0, len(everything), size):
             for parts in self._with_adapters():
                 ask_all(parts, everything[first : first + size], 1)
+        show(f"warming up: requests on adapters, {size}")
         ask_all(self.lora_on, self._asks("distinct", size, -1), 2)
+        show(f"warming up: requests without LoRA, {size}")
         ask_all(self.lora_off, self._asks("base_lora_off", size, -1), 2)
-        if self.peer is not None:
-            self.peer.run(self._peft_batch(size, -1, 2))
+        for peer in self.peers:
+            for case in PEER_CASES:
+                show(f"warming up: {peer.name}, {case}")
+                batch = self._batch(case, len(self.adapters), -1)
+                # One token each: prompts of many adapters take some engines minutes.
+                peer.run(Batch(batch.adapters, [prompt[:1] for prompt in batch.prompts], 2))
 
     def close(self) -> None:
         """End the threads that load adapters."""
         for parts in (self.lora_off, *self._with_adapters()):
             parts.transfers.close()
 
-    def profile(self, values: dict[Series, list[float]]) -> tuple[ProfileRow, ...]:
+    def profile(self, values: Mapping[Series, list[float]]) -> tuple[ProfileRow, ...]:
         """Sum up what the stop-watches saw."""
         rows = []
         for (case, size), laps in self.laps.items():
@@ -101,65 +105,69 @@ class Contenders:
             rows.append(ProfileRow(case, size, phases_ms, statistics.median(ratios)))
         return tuple(rows)
 
-    def tokens_equal(self) -> float | None:
-        """Share of tokens that both engines chose alike."""
-        pairs = [
-            ours == theirs
-            for (engine, size, repeat), rows in self.tokens.items()
-            if engine == "peft"
-            for row, peer_row in zip(self.tokens["loraplex", size, repeat], rows, strict=True)
-            for ours, theirs in zip(row, peer_row, strict=True)
-        ]
-        return statistics.fmean(pairs) if pairs else None
-
     def _with_adapters(self) -> list[EngineParts]:
         return [self.lora_on, *([self.watched.parts] if self.watched else [])]
 
-    def _decode_probe(self, case: Case, size: int) -> Probe:
+    def _decode_probe(self, case: Case, size: int) -> tuple[str, Probe]:
         parts = self.lora_off if case == "base_lora_off" else self.lora_on
+        decode = Series("decode_tokens_per_s", "loraplex", case, size)
+        prefill = Series("prefill_ms", "loraplex", case, size)
 
-        def probe(repeat: int) -> float:
-            answer = ask_all(parts, self._asks(case, size, repeat), self.plan.new_tokens)
-            if case == "distinct":
-                self.tokens["loraplex", size, repeat] = answer.token_ids
-            return answer.tokens_per_s
+        def probe(repeat: int) -> Mapping[Series, float]:
+            answer: Answer = ask_all(
+                parts, self._asks(case, size, repeat), self.plan.new_tokens, clock=self.plan.clock
+            )
+            self.agreement.ours[case, size, repeat] = answer.token_ids
+            return {decode: answer.tokens_per_s, prefill: answer.all_first_s * 1e3}
 
-        return probe
+        return str(decode), probe
 
-    def _watched_probe(self, watched: Watched, case: Case, size: int) -> Probe:
+    def _watched_probe(self, watched: Watched, case: Case, size: int) -> tuple[str, Probe]:
         request_ids = tuple(f"request-{index}" for index in range(size))
         laps = self.laps.setdefault((case, size), [])
+        series = Series("profiled_tokens_per_s", "loraplex", case, size)
 
         def on_step(report: StepReport, *, decodes: bool) -> None:
             lap = watched.watch.lap(report, request_ids)
             if decodes:
                 laps.append(lap)
 
-        def probe(repeat: int) -> float:
+        def probe(repeat: int) -> Mapping[Series, float]:
             asks = self._asks(case, size, repeat)
-            return ask_all(watched.parts, asks, self.plan.new_tokens, on_step).tokens_per_s
+            answer = ask_all(watched.parts, asks, self.plan.new_tokens, on_step, self.plan.clock)
+            return {series: answer.tokens_per_s}
 
-        return probe
+        return f"{series} with stop-watches", probe
 
-    def _peft_probe(self, peer: PeftPeer, size: int) -> Probe:
-        def probe(repeat: int) -> float:
-            done = peer.run(self._peft_batch(size, repeat, self.plan.new_tokens))
-            self.tokens["peft", size, repeat] = done.token_ids
-            return size * len(done.step_s) / sum(done.step_s)
+    def _peer_probe(self, peer: Peer, case: Case, size: int) -> tuple[str, Probe]:
+        decode = Series("decode_tokens_per_s", peer.name, case, size)
+        prefill = Series("prefill_ms", peer.name, case, size)
+        taken_s = 0.0
 
-        return probe
+        def probe(repeat: int) -> Mapping[Series, float]:
+            nonlocal taken_s
+            if taken_s > PEER_SECONDS:
+                return {}
+            done: Done = peer.run(self._batch(case, size, repeat))
+            self.agreement.theirs[peer.name, case, size, repeat] = done
+            taken_s += done.first_s + done.decode_s
+            return {decode: done.tokens_per_s, prefill: done.first_s * 1e3}
 
-    def _ttft_probe(self, case: Case, digest: str) -> Probe:
-        def probe(repeat: int) -> float:
-            asks = [Ask(digest, self._prompt(1, repeat, 0))]
+        return str(decode), probe
+
+    def _ttft_probe(self, case: Case, adapter: BenchAdapter) -> tuple[str, Probe]:
+        series = Series("ttft_ms", "loraplex", case, 1, adapter.rank)
+
+        def probe(repeat: int) -> Mapping[Series, float]:
+            asks = [Ask(adapter.digest, self._prompt(1, repeat, 0))]
             parts = self.lora_on if case == "warm" else self.subject.new_engine()
             try:
-                return ask_all(parts, asks, 1).first_token_s * 1e3
+                return {series: ask_all(parts, asks, 1, clock=self.plan.clock).first_token_s * 1e3}
             finally:
                 if case == "cold":
                     parts.transfers.close()
 
-        return probe
+        return str(series), probe
 
     def _asks(self, case: Case, size: int, repeat: int) -> list[Ask]:
         shared = self.adapters[IDENTICAL].digest if case == "identical" else None
@@ -171,14 +179,14 @@ class Contenders:
             for index in range(size)
         ]
 
-    def _peft_batch(self, size: int, repeat: int, new_tokens: int) -> Batch:
-        indices = [index % len(self.adapters) for index in range(size)]
-        prompts = [self._prompt(size, repeat, index) for index in range(size)]
-        return Batch(indices, prompts, new_tokens)
+    def _batch(self, case: Case, size: int, repeat: int) -> Batch:
+        is_base = case == "base"
+        return Batch(
+            [None if is_base else index % len(self.adapters) for index in range(size)],
+            [self._prompt(size, repeat, index) for index in range(size)],
+            self.plan.new_tokens,
+        )
 
     def _prompt(self, size: int, repeat: int, index: int) -> tuple[int, ...]:
-        """Random tokens, others for each request; the same for all contenders."""
-        generator = np.random.default_rng([self.plan.seed, size, repeat + 1, index])
-        return tuple(
-            generator.integers(self.model.vocab_size, size=self.plan.prompt_tokens).tolist()
-        )
+        """Other words for each request; the same for all contenders."""
+        return self.prompts.draw(self.plan.prompt_tokens, size, repeat + 1, index)

@@ -1,6 +1,6 @@
 """Requests through a whole engine, and how long its steps took."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
@@ -30,12 +30,22 @@ class Answer:
     """Of each request, in the order of the requests."""
     first_token_s: float = 0.0
     """From submission to the end of the step that gave the first request its first token."""
+    all_first_s: float = 0.0
+    """The same of the last of them."""
     step_s: list[float] = field(default_factory=list)
     """Steps in which every request decoded one token and nothing else was computed."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens of all requests per second of decoding."""
+        """Output tokens of all requests per second of decoding.
+
+        Raises BenchFailed where no step decoded all of them.
+        """
+        if not self.step_s:
+            raise BenchFailed(
+                f"{len(self.token_ids)} requests never decoded together; ask fewer (--requests) or "
+                "more of each (--new-tokens)"
+            )
         return len(self.token_ids) * len(self.step_s) / sum(self.step_s)
 
 
@@ -52,15 +62,16 @@ def ask_all(
     asks: Sequence[Ask],
     new_tokens: int,
     on_step: OnStep | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> Answer:
     """Submit all at once and step the engine until all have `new_tokens` tokens.
 
-    `on_step` sees each step that computed something, within its time.
+    `on_step` sees each step that computed something, within its time; ``clock`` is in seconds.
     Raises BenchFailed where a request fails.
     """
     ids = {f"request-{index}": index for index in range(len(asks))}
     answer = Answer([[] for _ in asks])
-    started = perf_counter()
+    started = clock()
     parts.mailbox.put(
         *(
             Submit(
@@ -75,16 +86,18 @@ def ask_all(
     )
     num_open = len(asks)
     while num_open:
-        before = perf_counter()
+        before = clock()
         report = parts.engine.step()
         decodes = bool(answer.token_ids[0]) and _decodes_all(report.plan, len(asks))
         if on_step is not None and report.plan.num_requests:
             on_step(report, decodes=decodes)
         if decodes:
-            answer.step_s.append(perf_counter() - before)
+            answer.step_s.append(clock() - before)
         num_open -= _take(report, ids, answer)
         if answer.first_token_s == 0 and answer.token_ids[0]:
-            answer.first_token_s = perf_counter() - started
+            answer.first_token_s = clock() - started
+        if answer.all_first_s == 0 and all(answer.token_ids):
+            answer.all_first_s = clock() - started
         if not report.plan.num_requests and num_open:
             parts.mailbox.wait()
     return answer

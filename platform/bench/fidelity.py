@@ -22,7 +22,7 @@ from loraplex.engine.config import Targets
 from loraplex.engine.core import StepReport
 from loraplex.engine.cost import CostModel, Subject
 from loraplex.engine.memory import PoolSizes
-from loraplex.engine.model import LoadedModel, export_tokenizer, load_model
+from loraplex.engine.model import LoadedModel, export_tokenizer
 from loraplex.engine.simulation.devices import Device, LearnedTimes
 from loraplex.engine.simulation.experiment import Setup, run_policy
 from loraplex.engine.simulation.metrics import measure
@@ -35,7 +35,7 @@ from loraplex.engine.simulation.workload import (
     generate,
     with_adapters,
 )
-from loraplex.kernels.lora_cpu import compile_lora
+from loraplex.platform.base import load_base
 from loraplex.platform.bench.adapters import BenchAdapter, write_adapters
 from loraplex.platform.bench.machine import Machine, describe_machine
 from loraplex.platform.bench.random_model import LlamaShape, write_random_llama
@@ -50,7 +50,7 @@ from loraplex.platform.bench.replay import (
 from loraplex.platform.bench.subject import pool_sizes
 from loraplex.platform.fair import fair_settings
 from loraplex.platform.settings import Settings, available_cores
-from loraplex.platform.worker import EngineParts, compose_engine, model_config
+from loraplex.platform.worker import EngineParts, compose_engine
 
 _NUM_ADAPTERS = 6
 _MIB = 1 << 20
@@ -163,7 +163,7 @@ class Bench:
         if settings.model == RANDOM_MODEL:
             write_random_llama(folder / RANDOM_MODEL, _SHAPE, plan.seed)
             settings = settings.model_copy(update={"model": str(folder / RANDOM_MODEL)})
-        loaded = load_model(model_config(settings))
+        loaded = load_base(settings)
         self.model: LoadedModel = replace(loaded, eos_token_ids=frozenset({END_TOKEN}))
         self.adapters = tuple(islice(write_adapters(self.model, folder, plan.seed), _NUM_ADAPTERS))
         longest = int(8 * (plan.mean_prompt_tokens + plan.mean_output_tokens))
@@ -172,9 +172,7 @@ class Bench:
         self.sizes: PoolSizes = pool_sizes(
             self.adapters, plan.pool_requests, self.longest, block_size
         )
-        is_cpu = self.model.device.type == "cpu"
-        kernel = compile_lora(settings.kernels_dir) if is_cpu else None
-        self._runner = LengthRunner(self.model, self.sizes.num_blocks, block_size, kernel)
+        self._runner = LengthRunner(self.model, self.sizes.num_blocks, block_size)
         self._by_processor_time = plan.by_processor_time
         self._tokenizer_json = export_tokenizer(self.model.path).tokenizer_json
 

@@ -37,13 +37,19 @@ class Machine:
 def describe_machine(model: LoadedModel, load_average: float) -> Machine:
     """Describe this machine and how the model is computed on it; the load is that of before."""
     on_gpu = model.device.type == "cuda"
+    device = torch.cuda.get_device_name() if on_gpu else "cpu"
+    return this_machine(device, str(model.dtype).removeprefix("torch."), load_average)
+
+
+def this_machine(device: str, dtype: str, load_average: float) -> Machine:
+    """Describe this machine; the load is that of before."""
     return Machine(
         cpu=cpu_name(),
         cores=len(os.sched_getaffinity(0)),
         threads=torch.get_num_threads(),
-        device=torch.cuda.get_device_name() if on_gpu else "cpu",
+        device=device,
         torch=torch.__version__,
         python=platform.python_version(),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=dtype,
         load_average=load_average,
     )

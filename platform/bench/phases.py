@@ -8,17 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
 from loraplex.engine import gate
 from loraplex.engine.core import StepReport
 from loraplex.engine.frames import encode
-from loraplex.engine.lora_linear import LoraBatch, LoraConv1D, LoraLinear
+from loraplex.engine.lora_batch import LoraBatch
+from loraplex.engine.lora_linear import LoraConv1D, LoraLinear
 from loraplex.engine.model import LoadedModel
+from loraplex.kernels.segments import Slices
+from loraplex.platform.bench.bare import with_own_modules
 from loraplex.platform.bench.errors import BenchRefused
-from loraplex.platform.bench.subject import with_own_modules
 
 PHASES = (
     "plan",
@@ -90,9 +92,11 @@ def timed(model: LoadedModel, watch: StopWatch) -> LoadedModel:
 
 def attach(model: LoadedModel, watch: StopWatch) -> None:
     """Time the linear layers of a model that a runner has taken over."""
+    timed_lora = _TimedLora(model.lora, watch)
     for layer in model.network.modules():
         if isinstance(layer, LoraLinear | LoraConv1D):
             _time_layer(layer, watch)
+            layer.group.updates = timed_lora
 
 
 def _time_layer(layer: LoraLinear | LoraConv1D, watch: StopWatch) -> None:
@@ -107,7 +111,6 @@ def _time_layer(layer: LoraLinear | LoraConv1D, watch: StopWatch) -> None:
 
     layer.register_forward_pre_hook(start)
     layer.register_forward_hook(stop)
-    layer.batch = cast("LoraBatch", _TimedLora(layer.batch, watch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +118,9 @@ class _TimedLora:
     lora: LoraBatch
     watch: StopWatch
 
-    def linear(self, path: str, y: Tensor, x: Tensor) -> Tensor:
+    def linear(self, slices: Slices, y: Tensor, x: Tensor) -> Tensor:
         with self.watch.timing("lora_s"):
-            return self.lora.linear(path, y, x)
+            return self.lora.linear(slices, y, x)
 
 
 @dataclass(frozen=True, slots=True)

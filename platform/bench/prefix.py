@@ -9,15 +9,14 @@ import numpy as np
 import torch
 
 from loraplex.engine.memory import PoolSizes
-from loraplex.engine.model import LoadedModel, load_model
+from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import BlockCopy, StepPlan
-from loraplex.kernels.lora_cpu import compile_lora
+from loraplex.platform.base import load_base
 from loraplex.platform.bench.decode import Ask, ask_all
 from loraplex.platform.bench.errors import BenchRefused
 from loraplex.platform.bench.machine import Machine, describe_machine
 from loraplex.platform.bench.subject import Subject
 from loraplex.platform.settings import Settings
-from loraplex.platform.worker import model_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +95,11 @@ def prepare_prefix_bench(
     Raises BenchRefused if the model does not hold one.
     """
     torch.set_num_threads(settings.threads or 1)
-    model = load_model(model_config(settings))
+    model = load_base(settings)
     _require_room(model, longest)
     blocks_each = -(-(longest + 1) // settings.block_size)
     sizes = PoolSizes(4 * blocks_each, 0, 1, longest + 1, num_host_blocks=blocks_each)
-    cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
-    subject = Subject.of(model, sizes, settings, cpu_lora)
+    subject = Subject.of(model, sizes, settings)
     return PrefixBench(subject, describe_machine(model, load_average), seed)
 
 

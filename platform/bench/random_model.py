@@ -23,15 +23,20 @@ class LlamaShape:
     max_position_embeddings: int = 8192
 
 
-def write_random_llama(folder: Path, shape: LlamaShape, seed: int) -> None:
+def write_random_llama(
+    folder: Path, shape: LlamaShape, seed: int, device: torch.device | str = "cpu"
+) -> None:
     """Write config, weights (bfloat16, head tied to the embedding) and a tokenizer.
 
-    Its words are made up. The weights are small enough for logits to stay finite in every dtype;
-    its arithmetic costs what a trained model of this shape costs.
+    Weights are drawn on ``device``, and are others on another. The tokenizer's words are made up.
+    The weights are small enough for logits to stay finite in every dtype; its arithmetic costs what
+    a trained model of this shape costs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_config(shape)))
-    save_file(_weights(shape, seed), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        _weights(shape, seed, device), folder / "model.safetensors", metadata={"format": "pt"}
+    )
     words = {f"w{token_id}": token_id for token_id in range(shape.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))  # noqa: S106  no secret
     tokenizer.decoder = decoders.Metaspace()
@@ -59,12 +64,12 @@ def _config(shape: LlamaShape) -> dict[str, object]:
     }
 
 
-def _weights(shape: LlamaShape, seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+def _weights(shape: LlamaShape, seed: int, device: torch.device | str) -> dict[str, Tensor]:
+    generator = torch.Generator(device).manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:
-        values = torch.randn(rows, columns, generator=generator)
-        return values.mul_(columns**-0.5).to(torch.bfloat16)
+        values = torch.randn(rows, columns, generator=generator, device=device)
+        return values.mul_(columns**-0.5).to(torch.bfloat16).cpu()
 
     hidden = shape.hidden_size
     kv_size = hidden // shape.num_heads * shape.num_kv_heads

@@ -10,6 +10,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.core import StepReport
+from loraplex.engine.launched import Launched
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import Failed, Rejected, Sampling, Submit
@@ -17,7 +18,6 @@ from loraplex.engine.runner import ModelRunner
 from loraplex.engine.simulation.model import END, ScriptedModel, begun
 from loraplex.engine.simulation.records import Record, Run
 from loraplex.engine.simulation.traces import TraceRequest
-from loraplex.kernels.lora_cpu import CpuLora
 from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.worker import EngineParts
 
@@ -28,10 +28,8 @@ END_TOKEN = 0
 class LengthRunner(ModelRunner):
     """Computes as any runner does, and lets outputs end where the trace says they ended."""
 
-    def __init__(
-        self, model: LoadedModel, num_blocks: int, block_size: int, cpu_lora: CpuLora | None
-    ) -> None:
-        super().__init__(model, num_blocks, block_size, cpu_lora)
+    def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
+        super().__init__(model, num_blocks, block_size)
         self.script = ScriptedModel({})
         self._plan = StepPlan(0)
 
@@ -40,9 +38,9 @@ class LengthRunner(ModelRunner):
         self._plan = plan
         return super().build(plan, adapters)
 
-    def run(self, batch: StepBatch) -> StepOutput:
+    def collect(self, launched: Launched | StepBatch) -> StepOutput:
         """See `ModelRunner`."""
-        output = super().run(batch)
+        output = super().collect(launched)
         ends = self.script.run(self._plan).token_ids == END
         token_ids = np.where(ends, END_TOKEN, np.maximum(output.token_ids, END_TOKEN + 1))
         return replace(output, token_ids=token_ids)

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from loraplex.engine.memory import MIB, PoolSizes
-from loraplex.engine.model import load_model
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.transfers_port import Arrival, LoadRoute
-from loraplex.kernels.lora_cpu import compile_lora
+from loraplex.platform.base import load_base
 from loraplex.platform.bench.adapters import BenchAdapter, write_adapters
 from loraplex.platform.bench.decode import TENANT
 from loraplex.platform.bench.errors import BenchFailed
@@ -25,7 +24,7 @@ from loraplex.platform.bench.machine import Machine, describe_machine
 from loraplex.platform.bench.random_model import LlamaShape, write_random_llama
 from loraplex.platform.bench.subject import Subject
 from loraplex.platform.settings import Settings
-from loraplex.platform.worker import EngineParts, model_config
+from loraplex.platform.worker import EngineParts
 
 _SHAPE = LlamaShape(
     hidden_size=256,
@@ -114,7 +113,7 @@ def measure_residency(
         settings = settings.model_copy(
             update={"model": str(folder / "model"), "data_dir": folder, "prefetch": "queue"}
         )
-        model = load_model(model_config(settings))
+        model = load_base(settings)
         few = settings.model_copy(update={"data_dir": folder / "few"})
         written = write_adapters(model, few.data_dir, plan.seed, _FEW, (_RANK,))
         some = tuple(written)
@@ -129,8 +128,7 @@ def measure_residency(
             _BLOCKS * settings.block_size // 2,
             host_adapter_bytes=plan.on_host * each_bytes,
         )
-        cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
-        subject = Subject.of(model, sizes, settings, cpu_lora)
+        subject = Subject.of(model, sizes, settings)
         over_few = Subject(subject.model, subject.runner, sizes, few, subject.tokenizer_json)
         few_ms, all_ms = _start_times((over_few, subject), (some, adapters))
         seen, full = _cycle(subject, adapters, plan, show)

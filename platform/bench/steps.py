@@ -11,12 +11,11 @@ import torch
 from loraplex.adapters.effects import LoraPair
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
-from loraplex.engine.model import LoadedModel, load_model
+from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
 from loraplex.engine.runner import ModelRunner
-from loraplex.kernels.lora_cpu import compile_lora
+from loraplex.platform.base import load_base
 from loraplex.platform.settings import Settings
-from loraplex.platform.worker import model_config
 
 CONTEXT_TOKENS = 64
 """Tokens before each decoded one."""
@@ -50,10 +49,9 @@ def measure_steps(
     The three are interleaved, so that a noisy moment of the machine meets all of them.
     """
     torch.set_num_threads(settings.threads or 1)
-    model = load_model(model_config(settings))
+    model = load_base(settings)
     blocks_each = -(-(CONTEXT_TOKENS + 1) // settings.block_size)
-    cpu_lora = compile_lora(settings.kernels_dir) if model.device.type == "cpu" else None
-    runner = ModelRunner(model, blocks_each * max(batch_sizes), settings.block_size, cpu_lora)
+    runner = ModelRunner(model, blocks_each * max(batch_sizes), settings.block_size)
     adapters = {
         key: runner.locate(weights)
         for key, weights in _random_adapters(model, max(batch_sizes)).items()

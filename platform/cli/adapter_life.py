@@ -160,7 +160,7 @@ async def _delete(context: CommandContext, target: "ModelName", *, force: bool) 
     adapter, gone = await changed(context, target, begin)
     if target.alias is not None:
         return Deleted(gone, [])
-    await _finish(context)
+    await finish_deletions(context)
     async with context.database.reader() as session:
         if target.version is not None:
             versions = [await registry.get_version(session, adapter, target.version)]
@@ -169,7 +169,8 @@ async def _delete(context: CommandContext, target: "ModelName", *, force: bool) 
     return Deleted(gone, versions)
 
 
-async def _finish(context: CommandContext) -> None:
+async def finish_deletions(context: CommandContext) -> None:
+    """Finish the deletions of versions that no gateway stands in the way of."""
     from loraplex.adapters.registry import life_cycle
     from loraplex.platform.adapter_bytes import AdapterBytes, store_of
 

@@ -161,6 +161,8 @@ def _print(seen: Document, *, clears: bool) -> None:
         typer.echo(f"not pinned, since it would take too much: {pin['model'] or pin['digest']}")
     for tenant in refused["floors"]:
         typer.echo(f"no floor, since it would take too much: {tenant}")
+    for tenant in refused["host_floors"]:
+        typer.echo(f"no floor of the host, since it would take too much: {tenant}")
     typer.echo("")
     print_table(_COLUMNS, map(_row, seen["adapters"]), "No adapter is in memory or awaited.")
 

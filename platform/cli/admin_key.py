@@ -10,7 +10,7 @@ from loraplex.platform.cli.context import AsJson, CommandContext, DatabaseUrl, D
 from loraplex.platform.cli.key_output import ExpiresInDays, expiry, print_keys, print_minted
 
 if TYPE_CHECKING:
-    from loraplex.tenants.api_keys import KeyRecord
+    from loraplex.tenants.admin_keys import AdminKeyRecord
     from loraplex.tenants.key_text import MintedKey
 
 app = typer.Typer(help="Keys of the operator, for the admin API and the console.")
@@ -19,6 +19,7 @@ app = typer.Typer(help="Keys of the operator, for the admin API and the console.
 @app.command()
 def create(
     label: Annotated[str, typer.Option(help="Who or what the key is for.")] = "",
+    role: Annotated[str, typer.Option(help="owner, operator, finance or read_only.")] = "owner",
     expires_in_days: ExpiresInDays = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
@@ -34,8 +35,8 @@ def create(
         expires_at = expiry(context.now, expires_in_days)
         async with context.database.session() as session:
             await confirm_secret(session, pepper)
-            return await admin_keys.mint(
-                session, label, pepper, context.now, secrets.token_bytes, expires_at
+            return await admin_keys.create(
+                session, context.act(), label, role, pepper, secrets.token_bytes, expires_at
             )
 
     print_minted(run(work, data_dir, database_url), as_json=as_json)
@@ -47,7 +48,7 @@ def list_(
 ) -> None:
     """List the admin keys; the keys themselves are not kept and cannot be shown."""
 
-    async def work(context: CommandContext) -> "tuple[list[KeyRecord], datetime]":
+    async def work(context: CommandContext) -> "tuple[list[AdminKeyRecord], datetime]":
         from loraplex.tenants import admin_keys
 
         async with context.database.reader() as session:
@@ -74,7 +75,7 @@ def revoke(
         from loraplex.tenants import admin_keys
 
         async with context.database.session() as session:
-            await admin_keys.revoke(session, key_id, context.now)
+            await admin_keys.revoke(session, context.act(), key_id)
 
     run(work, data_dir, database_url)
     typer.echo(f"Revoked admin key {key_id}.")

@@ -1,4 +1,4 @@
-"""`loraplex audit`: what was done to adapters and limits, and by whom."""
+"""`loraplex audit`: what was done, and by whom."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -11,11 +11,12 @@ from loraplex.platform.cli.output import counted, print_json, print_table
 
 if TYPE_CHECKING:
     from loraplex.tenants.audit import AuditRecord
+    from loraplex.tenants.audit_chain import ChainReport
 
 NUM_DIGITS = 12
 """Of a digest, for people."""
 
-app = typer.Typer(help="What was done to adapters and limits, and by whom.")
+app = typer.Typer(help="What was done, and by whom.")
 
 
 @app.command("list")
@@ -59,6 +60,38 @@ def list_(
     )
 
 
+@app.command()
+def verify(
+    head: Annotated[
+        str | None,
+        typer.Option(help="A hash that was the newest once, kept elsewhere: it must be there."),
+    ] = None,
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Read the whole log and see that no event was changed, removed or put in; exit 1 if so."""
+
+    async def work(context: CommandContext) -> "ChainReport":
+        from loraplex.tenants import audit_chain
+
+        async with context.database.snapshot() as session:
+            return await audit_chain.verify(session, head)
+
+    report = run(work, data_dir, database_url)
+    if as_json:
+        print_json([asdict(report)])
+    elif report.broken_id is not None:
+        typer.echo(f"The audit log is broken at event {report.broken_id}.", err=True)
+    elif not report.expected_found:
+        typer.echo("The audit log does not have the event of that hash any more.", err=True)
+    else:
+        typer.echo(f"The audit log is whole: {counted(report.num_events, 'event')}.")
+        typer.echo(f"Its head is {report.head}.")
+    if not report.is_whole:
+        raise typer.Exit(1)
+
+
 def _told(action: str, detail: dict[str, object]) -> str:
     absent = "default" if action == "tenant.limits" else "absent"
     return _fields(detail, absent)
@@ -86,6 +119,10 @@ def _value(value: object, name: str, absent: str) -> str:
         return absent
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ",".join(_value(each, name, absent) for each in value) or "none"
+    if isinstance(value, dict):
+        return f"({_fields(value, absent)})"
     return _digits_of(str(value)) if name == "digest" else str(value)
 
 

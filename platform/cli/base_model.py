@@ -40,7 +40,7 @@ def find_base_model(settings: "Settings", model: str | None) -> BaseModel | None
     from loraplex.adapters.base_shapes import BaseShapes
     from loraplex.platform.base_record import shapes_told
     from loraplex.platform.demo.base import DEMO_MODEL_NAME, demo_model_dir
-    from loraplex.platform.settings import DEMO_MODEL
+    from loraplex.platform.worker_settings import DEMO_MODEL
 
     if model == DEMO_MODEL:
         folder = demo_model_dir(settings.data_dir)

@@ -39,15 +39,17 @@ def export(
 
     async def work(context: CommandContext) -> "dict[str, object]":
         from loraplex.platform.billing_export import Export, ExportRefused
-        from loraplex.tenants.billing import Period
+        from loraplex.tenants.billing import BillingPeriod
 
-        asked = Export(Period.parse(period), format_, tenant, context.now)
+        asked = Export(BillingPeriod.parse(period), format_, tenant, context.now)
         try:
             return await _write(context, asked, out)
         except ExportRefused as error:
             raise CommandFailed(str(error)) from error
 
     manifest = run(work, data_dir, database_url)
+    if not manifest["period_complete"]:
+        typer.echo(f"{period} is not over: the export has what was used so far.", err=True)
     if as_json:
         print_json([manifest])
         return
@@ -55,11 +57,13 @@ def export(
 
 
 async def _write(context: CommandContext, asked: "Export", out: Path) -> "dict[str, object]":
-    from loraplex.platform.billing_export import exporting, read_manifest
+    from loraplex.platform.billing_export import check_whole, exporting, read_manifest
     from loraplex.tenants import directory
     from loraplex.tenants.ledger import UsageFilter, stream_usage
+    from loraplex.tenants.retention import usage_is_whole_from
 
     async with context.database.snapshot() as session:
+        check_whole(asked.period, await usage_is_whole_from(session))
         owner = asked.tenant and await directory.get_by_name(session, asked.tenant)
         names = {tenant.id: tenant.name for tenant in await directory.list_tenants(session)}
         wanted = UsageFilter(

@@ -12,7 +12,9 @@ import typer
 
 if TYPE_CHECKING:
     from loraplex.platform.settings import Settings
+    from loraplex.tenants.audit import Act
     from loraplex.tenants.db import Database
+    from loraplex.tenants.key_scopes import Grantor
 
 T = TypeVar("T")
 
@@ -45,6 +47,18 @@ class CommandContext:
     settings: "Settings"
     database: "Database"
     now: datetime
+
+    def act(self) -> "Act":
+        """What is done now, by whoever has the shell."""
+        from loraplex.tenants.audit import CLI, Act
+
+        return Act(CLI, self.now)
+
+    def grantor(self) -> "Grantor":
+        """Whoever has the shell, who may give what there is in a tenant."""
+        from loraplex.tenants.key_scopes import of_platform
+
+        return of_platform(self.act())
 
     def secret(self) -> bytes:
         """Return the deployment's secret; made at first use."""
@@ -88,6 +102,7 @@ def reporting_errors(status: int = 1) -> Iterator[None]:
 
     from loraplex.adapters.errors import AdapterError, CheckpointInvalid
     from loraplex.adapters.registry.errors import RegistryError
+    from loraplex.platform.backup.errors import BackupError
     from loraplex.tenants.errors import TenantsError
 
     try:
@@ -97,7 +112,7 @@ def reporting_errors(status: int = 1) -> Iterator[None]:
         raise failure("\n  - ".join(lines), status) from None
     except ValidationError as error:
         raise failure(_settings_problems(error), status) from None
-    except (TenantsError, RegistryError, AdapterError, CommandFailed) as error:
+    except (TenantsError, RegistryError, AdapterError, BackupError, CommandFailed) as error:
         raise failure(str(error), status) from None
 
 

@@ -8,11 +8,18 @@ from loraplex.platform.cli import (
     adapter,
     admin_key,
     audit,
+    backup,
     bench,
     billing,
+    budget,
     key,
+    limit,
     migrate,
+    person,
     price,
+    project,
+    quota,
+    retention,
     serving,
     simulate,
     tenant,
@@ -29,15 +36,23 @@ app.command()(serving.serve)
 app.command()(serving.gateway)
 app.command()(serving.worker)
 app.command()(migrate.migrate)
+app.command()(backup.backup)
+app.command()(backup.restore)
 app.command()(simulate.simulate)
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(project.app, name="project")
 app.add_typer(key.app, name="key")
+app.add_typer(limit.app, name="limit")
+app.add_typer(budget.app, name="budget")
 app.add_typer(adapter.app, name="adapter")
 app.add_typer(usage.app, name="usage")
 app.add_typer(price.app, name="price")
 app.add_typer(billing.app, name="billing")
 app.add_typer(admin_key.app, name="admin-key")
+app.add_typer(person.app, name="person")
+app.add_typer(retention.app, name="retention")
 app.add_typer(audit.app, name="audit")
+app.add_typer(quota.app, name="quota")
 app.add_typer(bench.app, name="bench")
 
 

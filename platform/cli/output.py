@@ -14,6 +14,15 @@ def print_json(rows: Iterable[Mapping[str, object]]) -> None:
         typer.echo(json.dumps(row, default=_plain))
 
 
+def print_titled_tables(
+    tables: Iterable[tuple[str, tuple[Sequence[object], Sequence[Sequence[object]]]]], empty: str
+) -> None:
+    """Print tables below their titles, each a header and rows; `empty` where one has no rows."""
+    for title, (header, rows) in tables:
+        typer.echo(f"\n{title}")
+        print_table([str(name).upper() for name in header], rows, empty)
+
+
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
     """Print aligned columns, numbers to the right; `empty` where there are no rows."""
     table = [list(row) for row in rows]

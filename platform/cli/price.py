@@ -45,7 +45,7 @@ def set_(
         start = valid_from.replace(tzinfo=UTC) if valid_from else context.now
         async with context.database.session() as session:
             return await set_price(
-                session, currency, tokens, start, context.now, secrets.token_bytes
+                session, currency, tokens, start, context.act(), secrets.token_bytes
             )
 
     price = run(work, data_dir, database_url)

@@ -1,12 +1,13 @@
 """`loraplex tenant`: who may use the platform, and how much of it."""
 
 import secrets
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from loraplex.platform.cli import tenant_delete
 from loraplex.platform.cli.context import (
     AsJson,
     CommandContext,
@@ -18,7 +19,10 @@ from loraplex.platform.cli.context import (
 from loraplex.platform.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
     from loraplex.tenants.directory import TenantRecord
+    from loraplex.tenants.limit_changes import StoredLimit
 
 app = typer.Typer(help="Tenants: who may use the platform, and how much of it.")
 
@@ -36,6 +40,16 @@ FLOOR = (
 )
 CAP = "Most bytes that its adapters take of the memory for adapters; larger ones are refused."
 PIN = "Most bytes of adapters that it pins in memory."
+HOST_FLOOR = "The same as --adapter-floor-bytes, of the host's memory behind the device."
+HOST_CAP = "The same as --adapter-cap-bytes, of the host's memory behind the device."
+ServiceTiers = Annotated[
+    str | None,
+    typer.Option(metavar="TIER,…", help="That its requests may ask for: priority,default,flex."),
+]
+TimeZone = Annotated[
+    str | None, typer.Option(help="In which its months begin, such as Europe/Berlin.")
+]
+Reason = Annotated[str, typer.Option(help="Why; the audit log tells it.")]
 NEW = "N|default"
 """`default` takes the own limit away."""
 UNLIMITED = MappingProxyType(
@@ -47,6 +61,8 @@ UNLIMITED = MappingProxyType(
         "adapter_floor_bytes": "none",
         "adapter_cap_bytes": "no limit",
         "adapter_pin_bytes": "0",
+        "adapter_host_floor_bytes": "none",
+        "adapter_host_cap_bytes": "no limit",
     }
 )
 """What holds where a tenant has none of its own; for others that is the platform's default."""
@@ -66,6 +82,10 @@ def create(
     adapter_floor_bytes: Annotated[int | None, typer.Option(min=1, help=FLOOR)] = None,
     adapter_cap_bytes: Annotated[int | None, typer.Option(min=1, help=CAP)] = None,
     adapter_pin_bytes: Annotated[int | None, typer.Option(min=1, help=PIN)] = None,
+    adapter_host_floor_bytes: Annotated[int | None, typer.Option(min=1, help=HOST_FLOOR)] = None,
+    adapter_host_cap_bytes: Annotated[int | None, typer.Option(min=1, help=HOST_CAP)] = None,
+    service_tiers: ServiceTiers = None,
+    time_zone: TimeZone = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -83,11 +103,14 @@ def create(
             adapter_floor_bytes,
             adapter_cap_bytes,
             adapter_pin_bytes,
+            adapter_host_floor_bytes,
+            adapter_host_cap_bytes,
         )
         async with context.database.session() as session:
-            return await directory.create(
-                session, name, context.now, secrets.token_bytes, weight, limits, adapters
+            wanted = directory.NewTenant(
+                name, weight, limits, adapters, tiers_of(service_tiers), time_zone
             )
+            return await directory.add(session, context.act(), wanted, secrets.token_bytes)
 
     tenant = run(work, data_dir, database_url)
     typer.echo(f"Created tenant {tenant.name} ({tenant.id}).")
@@ -107,6 +130,12 @@ def set_(
     adapter_floor_bytes: Annotated[str | None, typer.Option(metavar=NEW, help=FLOOR)] = None,
     adapter_cap_bytes: Annotated[str | None, typer.Option(metavar=NEW, help=CAP)] = None,
     adapter_pin_bytes: Annotated[str | None, typer.Option(metavar=NEW, help=PIN)] = None,
+    adapter_host_floor_bytes: Annotated[
+        str | None, typer.Option(metavar=NEW, help=HOST_FLOOR)
+    ] = None,
+    adapter_host_cap_bytes: Annotated[str | None, typer.Option(metavar=NEW, help=HOST_CAP)] = None,
+    service_tiers: ServiceTiers = None,
+    time_zone: TimeZone = None,
     as_json: AsJson = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
@@ -128,24 +157,26 @@ def set_(
         "adapter_floor_bytes": adapter_floor_bytes,
         "adapter_cap_bytes": adapter_cap_bytes,
         "adapter_pin_bytes": adapter_pin_bytes,
+        "adapter_host_floor_bytes": adapter_host_floor_bytes,
+        "adapter_host_cap_bytes": adapter_host_cap_bytes,
     }
     named, of_adapters = _changed(requests), _changed(adapters)
-    if weight is None and not named and not of_adapters:
+    others = (weight, service_tiers, time_zone)
+    if not named and not of_adapters and all(other is None for other in others):
         raise typer.BadParameter("name what is to change, such as --concurrency 8.")
 
-    async def work(context: CommandContext) -> "TenantRecord":
+    async def work(context: CommandContext) -> "tuple[TenantRecord, list[StoredLimit]]":
         from loraplex.tenants import directory
-        from loraplex.tenants.audit import CLI, Act
-        from loraplex.tenants.directory import TenantChange
 
         async with context.database.session() as session:
             tenant = await directory.get_by_name(session, name)
-            wanted = TenantChange(
-                weight, replace(tenant.limits, **named), replace(tenant.adapters, **of_adapters)
+            wanted = directory.TenantChange(
+                weight, named, of_adapters, tiers_of(service_tiers), time_zone
             )
-            return await directory.change(session, Act(CLI, context.now), tenant.id, wanted)
+            changed = await directory.change(session, context.act(), tenant.id, wanted)
+            return changed, await _own_limits(session, changed.id)
 
-    _show(run(work, data_dir, database_url), as_json=as_json)
+    _show(*run(work, data_dir, database_url), as_json=as_json)
 
 
 @app.command()
@@ -157,13 +188,14 @@ def show(
 ) -> None:
     """Show a tenant with all its limits."""
 
-    async def work(context: CommandContext) -> "TenantRecord":
+    async def work(context: CommandContext) -> "tuple[TenantRecord, list[StoredLimit]]":
         from loraplex.tenants import directory
 
         async with context.database.reader() as session:
-            return await directory.get_by_name(session, name)
+            tenant = await directory.get_by_name(session, name)
+            return tenant, await _own_limits(session, tenant.id)
 
-    _show(run(work, data_dir, database_url), as_json=as_json)
+    _show(*run(work, data_dir, database_url), as_json=as_json)
 
 
 @app.command("list")
@@ -193,31 +225,54 @@ def list_(
 
 
 @app.command()
-def suspend(name: TenantName, data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
-    """Refuse the keys of a tenant until it is resumed."""
+def suspend(
+    name: TenantName,
+    reason: Reason = "",
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Refuse the keys of a tenant until it is resumed.
+
+    Open requests are broken off at once and charged for what ran.
+    """
 
     async def work(context: CommandContext) -> None:
         from loraplex.tenants import directory
 
         async with context.database.session() as session:
-            await directory.suspend(session, name)
+            tenant = await directory.get_by_name(session, name)
+            await directory.suspend(session, context.act(), tenant.id, reason)
 
     run(work, data_dir, database_url)
-    typer.echo(f"Suspended tenant {name}: its keys are refused from now on.")
+    typer.echo(f"Suspended tenant {name}: its keys are refused, and open requests broken off.")
+
+
+app.command("delete")(tenant_delete.delete)
 
 
 @app.command()
-def resume(name: TenantName, data_dir: DataDir = None, database_url: DatabaseUrl = None) -> None:
+def resume(
+    name: TenantName,
+    reason: Reason = "",
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = None,
+) -> None:
     """Accept the keys of a suspended tenant again."""
 
     async def work(context: CommandContext) -> None:
         from loraplex.tenants import directory
 
         async with context.database.session() as session:
-            await directory.resume(session, name)
+            tenant = await directory.get_by_name(session, name)
+            await directory.resume(session, context.act(), tenant.id, reason)
 
     run(work, data_dir, database_url)
     typer.echo(f"Resumed tenant {name}: its keys are accepted again.")
+
+
+def tiers_of(text: str | None) -> tuple[str, ...] | None:
+    """The tiers of an option."""
+    return None if text is None else tuple(part.strip() for part in text.split(","))
 
 
 def _limits(tenant: "TenantRecord") -> tuple[str, str, str]:
@@ -244,20 +299,38 @@ def _row(tenant: "TenantRecord") -> dict[str, Any]:
     """A tenant as one line of JSON, with all limits together."""
     fields = asdict(tenant)
     fields["limits"] |= fields.pop("adapters")
+    del fields["earlier_time_zones"]
     return fields
 
 
-def _show(tenant: "TenantRecord", *, as_json: bool) -> None:
+async def _own_limits(session: "AsyncSession", tenant_id: str) -> "list[StoredLimit]":
+    """Those of the tenant as a whole, also such as `limit set` alone sets."""
+    from loraplex.tenants import limit_changes
+
+    found = await limit_changes.list_limits(session, tenant_id)
+    return [stored for stored in found if stored.scope == "tenant"]
+
+
+def _show(tenant: "TenantRecord", own: "list[StoredLimit]", *, as_json: bool) -> None:
     row = _row(tenant)
+    row["limits"] |= {stored.dimension: stored.limit.value for stored in own}
     if as_json:
         print_json([row])
         return
+    told = {stored.dimension: _told(stored) for stored in own}
     limits = row.pop("limits")
-    print_table(
-        ("WHAT", "VALUE"),
-        [
-            *row.items(),
-            *((name, value or UNLIMITED.get(name, "default")) for name, value in limits.items()),
-        ],
-        empty="",
+    row["service_tiers"] = ", ".join(tenant.service_tiers)
+    shown = {name: value or UNLIMITED.get(name, "default") for name, value in limits.items()}
+    print_table(("WHAT", "VALUE"), [*row.items(), *(shown | told).items()], empty="")
+
+
+def _told(stored: "StoredLimit") -> str:
+    """Its value, and what else was said of it."""
+    limit = stored.limit
+    others = (
+        None if limit.burst in (None, limit.value) else f"burst {limit.burst}",
+        "shadow" if limit.mode == "shadow" else None,
+        None if limit.on_store_loss is None else f"{limit.on_store_loss} while the store is away",
     )
+    said = ", ".join(other for other in others if other)
+    return f"{limit.value} ({said})" if said else str(limit.value)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from starlette.requests import ClientDisconnect
 
 from loraplex.platform.console.errors import CrossSite, FormRefused, SignInNeeded
-from loraplex.platform.console.sessions import Session
 from loraplex.platform.errors import ClientGone
+from loraplex.tenants import console_sessions
 
+Session = console_sessions.SignedIn
 CSRF_FIELD = "csrf"
 FORM_TYPE = "application/x-www-form-urlencoded"
 MAX_FIELDS = 50
@@ -42,9 +43,34 @@ class Form:
         return int(text)
 
 
-def cookie_name(request: Request) -> str:
-    """The name of the session's cookie; browsers hold `__Host-` to HTTPS, this host and path /."""
-    return "__Host-lpx_session" if request.url.scheme == "https" else "lpx_session"
+def by_tls(request: Request) -> bool:
+    """True if the browser reaches the console by HTTPS, also behind a proxy that ends TLS."""
+    public_url: str | None = request.app.state.services.resources.settings.public_url
+    return request.url.scheme == "https" or (public_url or "").startswith("https:")
+
+
+def cookie_name(request: Request, what: str = "session") -> str:
+    """The name of a cookie; browsers hold `__Host-` to HTTPS, this host and path /."""
+    return f"__Host-lpx_{what}" if by_tls(request) else f"lpx_{what}"
+
+
+def set_cookie(request: Request, response: Response, what: str, value: str, max_age_s: int) -> None:
+    """Set a cookie that no script and no other site's form can use."""
+    response.set_cookie(
+        cookie_name(request, what),
+        value,
+        max_age=max_age_s,
+        path="/",
+        secure=by_tls(request),
+        httponly=True,
+        samesite="lax",
+    )
+
+
+def drop_cookie(request: Request, response: Response, what: str) -> None:
+    """Let the browser forget a cookie."""
+    name = cookie_name(request, what)
+    response.delete_cookie(name, path="/", httponly=True, secure=by_tls(request))
 
 
 async def session_of(request: Request) -> Session:

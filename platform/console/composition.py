@@ -8,10 +8,12 @@ from jinja2 import Environment
 from loraplex.platform.console.assets import Assets, load_assets
 from loraplex.platform.console.pages import new_environment
 from loraplex.platform.console.sampler import Sampler
-from loraplex.platform.console.sessions import Session, Sessions
 from loraplex.platform.console.throttle import SignInThrottle
-from loraplex.platform.services import Services
-from loraplex.tenants import admin_keys
+from loraplex.platform.oidc.attempts import Attempts
+from loraplex.platform.oidc.issuer import ClientIdentity, Issuer
+from loraplex.platform.services import Resources, Services
+from loraplex.tenants import console_sessions
+from loraplex.tenants.console_sessions import SessionOwner, SignedIn
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,26 +21,33 @@ class Console:
     """The console's own parts."""
 
     services: Services
-    sessions: Sessions
+    elsewhere: Attempts | None
+    """Signing in by an issuer of identities; None where the settings name none."""
     throttle: SignInThrottle
     sampler: Sampler
     assets: Assets
     templates: Environment
 
-    async def find_session(self, cookie: str | None) -> Session | None:
-        """The session of a cookie, as long as the key that opened it is good."""
-        session = self.sessions.find(cookie)
-        if session is None:
+    async def open_session(self, owner: SessionOwner, user_agent: str) -> str:
+        """The cookie of a new session."""
+        resources = self.services.resources
+        async with resources.database.session() as session:
+            return await console_sessions.start(
+                session, owner, user_agent, resources.now(), resources.entropy
+            )
+
+    async def find_session(self, cookie: str | None) -> SignedIn | None:
+        """The session of a cookie, as long as its owner may sign in."""
+        if cookie is None:
             return None
-        async with self.services.resources.database.reader() as reader:
-            keys = await admin_keys.list_keys(reader)
-        now = self.services.now()
-        for key in keys:
-            alive = key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
-            if key.key_id == session.key_id and alive:
-                return session
-        self.sessions.close(cookie)
-        return None
+        database, now = self.services.resources.database, self.services.now()
+        async with database.reader() as reader:
+            found = await console_sessions.find(reader, cookie, now)
+            is_stale = found is not None and await console_sessions.needs_note(reader, cookie, now)
+        if is_stale:
+            async with database.session() as session:
+                await console_sessions.note_seen(session, cookie, now)
+        return found
 
 
 def build_console(services: Services) -> Console:
@@ -47,12 +56,26 @@ def build_console(services: Services) -> Console:
     assets = load_assets()
     return Console(
         services=services,
-        sessions=Sessions(resources.clock, resources.entropy),
+        elsewhere=_elsewhere(resources),
         throttle=SignInThrottle(resources.clock),
         sampler=Sampler(services.metrics, resources.engine, resources.clock),
         assets=assets,
         templates=new_environment(assets),
     )
+
+
+def _elsewhere(resources: Resources) -> Attempts | None:
+    settings = resources.settings
+    if settings.oidc_issuer is None or settings.oidc_client_id is None:
+        return None
+    secret = settings.oidc_client_secret
+    identity = ClientIdentity(
+        settings.oidc_issuer,
+        settings.oidc_client_id,
+        secret.get_secret_value() if secret else None,
+        settings.oidc_scopes,
+    )
+    return Attempts(Issuer(identity, resources.clock), resources)
 
 
 def console_of(request: Request) -> Console:

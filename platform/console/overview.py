@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import RedirectResponse
 
-from loraplex.platform.console.access import SignedIn
+from loraplex.platform.console.access import Session, SignedIn
 from loraplex.platform.console.charts import CHARTS
 from loraplex.platform.console.composition import console_of
 from loraplex.platform.console.pages import render
+from loraplex.platform.console.permissions import OnPlatform
 from loraplex.platform.console.route import ConsoleRoute
 from loraplex.platform.console.sampler import EVERY_S, Point
 from loraplex.platform.deps import ServicesOf
@@ -36,8 +38,11 @@ class Busy:
 
 
 @router.get("")
-async def show_overview(request: Request, _session: SignedIn, services: ServicesOf) -> Response:
-    """Charts, and the same numbers as tables for whoever has no script."""
+async def show_overview(request: Request, session: SignedIn, services: ServicesOf) -> Response:
+    """Charts, and the same numbers as tables for whoever has no script; to people of tenants,
+    their tenants."""
+    if not session.may("platform.read"):
+        return RedirectResponse("/console/tenants", 303)
     points = console_of(request).sampler.points()
     return render(
         request,
@@ -47,11 +52,16 @@ async def show_overview(request: Request, _session: SignedIn, services: Services
         rows=_every(points, TABLE_EVERY_S),
         busiest=await _busiest(services, services.now() - timedelta(hours=1)),
         every_s=EVERY_S,
+        is_degraded=services.resources.quotas.is_degraded,
     )
 
 
 @router.get("/overview/points")
-async def get_points(request: Request, _session: SignedIn, after_s: float = 0.0) -> dict[str, Any]:
+async def get_points(
+    request: Request,
+    _session: Annotated[Session, Depends(OnPlatform("platform.read"))],
+    after_s: float = 0.0,
+) -> dict[str, Any]:
     """The points after a time, a list for each of their fields."""
     points = console_of(request).sampler.points(after_s)
     columns = {

@@ -1,15 +1,18 @@
 """A chat with a tenant's models, by a key of that tenant; the page's script streams the answer."""
 
 from datetime import timedelta
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from loraplex.adapters.registry.resolution import list_callable
-from loraplex.platform.console.access import OwnForm, SignedIn
+from loraplex.platform.console.access import OwnForm
 from loraplex.platform.console.pages import base_model_name, render
+from loraplex.platform.console.permissions import Inside, Place
 from loraplex.platform.console.route import ConsoleRoute
 from loraplex.platform.deps import ServicesOf
-from loraplex.tenants import api_keys, directory
+from loraplex.tenants import key_changes
+from loraplex.tenants.key_changes import NewKey
 
 router = APIRouter(route_class=ConsoleRoute)
 
@@ -18,17 +21,19 @@ LIFETIME = timedelta(minutes=15)
 
 @router.get("/tenants/{name}/playground")
 async def show_playground(
-    name: str, request: Request, _session: SignedIn, services: ServicesOf, model: str = ""
+    place: Annotated[Place, Depends(Inside("models.read"))],
+    request: Request,
+    services: ServicesOf,
+    model: str = "",
 ) -> Response:
     """The chat, and the same request as a command for whoever has no script."""
     base = base_model_name(request)
     async with services.resources.database.reader() as session:
-        tenant = await directory.get_by_name(session, name)
-        models = await list_callable(session, tenant.id, base) if base else []
+        models = await list_callable(session, place.tenant.id, base) if base else []
     return render(
         request,
         "playground.html",
-        tenant=tenant,
+        place=place,
         models=[*(model.name for model in models), *([base] if base else [])],
         chosen=model,
         address=f"{request.url.scheme}://{request.url.netloc}",
@@ -38,19 +43,20 @@ async def show_playground(
 
 @router.post("/tenants/{name}/playground/key")
 async def create_playground_key(
-    name: str, _session: SignedIn, _form: OwnForm, services: ServicesOf
+    place: Annotated[Place, Depends(Inside("keys.write", or_else="inference"))],
+    _form: OwnForm,
+    services: ServicesOf,
 ) -> dict[str, str]:
     """Make a key of the tenant that ends by itself; only the page that asked for it has it."""
     resources, now = services.resources, services.now()
     async with resources.database.session() as session:
-        tenant = await directory.get_by_name(session, name)
-        minted = await api_keys.mint(
+        wanted = NewKey("playground", expires_at=now + LIFETIME)
+        minted = await key_changes.create(
             session,
-            tenant,
-            "playground",
+            place.grantor(now),
+            place.tenant,
+            wanted,
             resources.pepper,
-            now,
             resources.entropy,
-            now + LIFETIME,
         )
     return {"key": minted.text}

@@ -14,7 +14,8 @@ from starlette.responses import RedirectResponse
 
 from loraplex.platform.console.errors import CrossSite, FormRefused, SignInNeeded
 from loraplex.platform.console.pages import render
-from loraplex.platform.errors import ClientGone, log_failure, tell
+from loraplex.platform.error_replies import log_failure, tell
+from loraplex.platform.errors import ClientGone
 from loraplex.platform.log import AccessLine
 
 _log = logging.getLogger(__name__)

@@ -5,11 +5,18 @@ from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
 from loraplex.platform.console import (
+    account,
     adapters,
+    audit,
     files,
     keys,
+    limits,
+    members,
+    oidc_sign_in,
     overview,
+    people,
     playground,
+    projects,
     sign_in,
     tenant,
     tenants,
@@ -36,6 +43,9 @@ async def show_console() -> Response:
     return RedirectResponse("/console", status_code=307)
 
 
-for _part in (files, sign_in, overview, tenants, tenant, keys, adapters, usage, playground):
+for _part in (
+    *(files, sign_in, oidc_sign_in, account, overview, people, audit),
+    *(tenants, tenant, projects, keys, limits, members, adapters, usage, playground),
+):
     router.include_router(_part.router, prefix="/console")
 router.include_router(_elsewhere, prefix="/console")

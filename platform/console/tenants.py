@@ -4,19 +4,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
-from starlette.responses import RedirectResponse
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from loraplex.adapters.registry.counts import adapters_by_tenant
-from loraplex.platform.console.access import OwnForm, SignedIn
-from loraplex.platform.console.limits_form import default_limits
-from loraplex.platform.console.pages import render
+from loraplex.platform.console.access import OwnForm, Session, SignedIn
+from loraplex.platform.console.pages import lead_to, render
+from loraplex.platform.console.permissions import OnPlatform
 from loraplex.platform.console.route import ConsoleRoute
-from loraplex.platform.console.sessions import Notice
 from loraplex.platform.deps import ServicesOf
-from loraplex.platform.services import Services
+from loraplex.platform.services import Services, default_limits
 from loraplex.tenants import directory
-from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.directory import NewTenant, TenantRecord
 from loraplex.tenants.errors import NameInvalid, TenantExists
 from loraplex.tenants.limits import Limits
 from loraplex.tenants.totals import TenantTotal, active_keys_by_tenant, totals_by_tenant
@@ -41,36 +39,42 @@ class Row:
 
 @router.get("/tenants")
 async def show_tenants(
-    request: Request, _session: SignedIn, services: ServicesOf, q: Annotated[str, Query()] = ""
+    request: Request, session: SignedIn, services: ServicesOf, q: Annotated[str, Query()] = ""
 ) -> Response:
-    """The list, or the part of it whose names contain `q`."""
-    return await _page(request, services, q.strip())
+    """The list, or the part of it whose names contain `q`: all, or those one belongs to."""
+    return await _page(request, services, session, q.strip())
 
 
 @router.post("/tenants")
 async def create_tenant(
-    request: Request, session: SignedIn, form: OwnForm, services: ServicesOf
+    request: Request,
+    session: Annotated[Session, Depends(OnPlatform("tenants.write"))],
+    form: OwnForm,
+    services: ServicesOf,
 ) -> Response:
     """Add a tenant."""
     name = form.text("name")
     resources = services.resources
     try:
         async with resources.database.session() as transaction:
-            await directory.create(transaction, name, services.now(), resources.entropy)
+            await directory.add(
+                transaction, session.act(services.now()), NewTenant(name), resources.entropy
+            )
     except (NameInvalid, TenantExists) as error:
-        return await _page(request, services, "", name, {"name": str(error)})
-    session.notice = Notice(f"The tenant {name} was created. Its first key is the next step.")
-    return RedirectResponse(f"/console/tenants/{name}/keys", 303)
+        return await _page(request, services, session, "", name, {"name": str(error)})
+    done = f"The tenant {name} was created. Its first key is the next step."
+    return lead_to(request, f"/console/tenants/{name}/keys", done)
 
 
 async def _page(
     request: Request,
     services: Services,
+    signed_in: Session,
     q: str,
     name: str = "",
     errors: dict[str, str] | None = None,
 ) -> Response:
-    rows = await _rows(services)
+    rows = await _rows(services, signed_in)
     return render(
         request,
         "tenants.html",
@@ -83,9 +87,9 @@ async def _page(
     )
 
 
-async def _rows(services: Services) -> list[Row]:
+async def _rows(services: Services, signed_in: Session) -> list[Row]:
     now = services.now()
-    defaults = default_limits(services)
+    defaults = default_limits(services.resources.settings)
     async with services.resources.database.reader() as session:
         tenants = await directory.list_tenants(session)
         totals = await totals_by_tenant(session, now - DAY)
@@ -100,4 +104,5 @@ async def _rows(services: Services) -> list[Row]:
             num_adapters=adapters.get(tenant.id, 0),
         )
         for tenant in tenants
+        if signed_in.may("tenants.read") or tenant.id in signed_in.tenants
     ]

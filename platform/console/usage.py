@@ -6,15 +6,14 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
-from loraplex.platform.console.access import SignedIn
 from loraplex.platform.console.bars import Bar, draw
 from loraplex.platform.console.formats import NOTHING
 from loraplex.platform.console.pages import render
+from loraplex.platform.console.permissions import Inside, Place
 from loraplex.platform.console.route import ConsoleRoute
 from loraplex.platform.deps import ServicesOf
-from loraplex.tenants import directory
 from loraplex.tenants.ledger import UsageFilter, UsageRecord, list_usage
 from loraplex.tenants.money import decimal_of
 from loraplex.tenants.usage_sums import UsageSum, sum_usage
@@ -59,9 +58,8 @@ class Total:
 
 @router.get("/tenants/{name}/usage")
 async def show_usage(
-    name: str,
+    place: Annotated[Place, Depends(Inside("usage.read"))],
     request: Request,
-    _session: SignedIn,
     services: ServicesOf,
     days: Annotated[str, Query()] = DEFAULT_RANGE,
     before: Annotated[datetime | None, Query()] = None,
@@ -71,7 +69,7 @@ async def show_usage(
     before = before.replace(tzinfo=before.tzinfo or UTC) if before else None
     shown = _days(services.now(), int(days))
     async with services.resources.database.reader() as session:
-        tenant = await directory.get_by_name(session, name)
+        tenant = place.tenant
         asked = UsageFilter(tenant_id=tenant.id, since=shown[0])
         sums = await sum_usage(session, asked, {"model", "day"})
         records = await list_usage(session, tenant.id, until=before, limit=PAGE + 1)
@@ -79,7 +77,7 @@ async def show_usage(
     return render(
         request,
         "usage.html",
-        tenant=tenant,
+        place=place,
         days=days,
         ranges=RANGES,
         by_day=by_day,

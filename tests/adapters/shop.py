@@ -23,14 +23,13 @@ from loraplex.adapters.registry.names import AdapterName
 from loraplex.adapters.registry.registry import Publication, PublishedVersion
 from loraplex.adapters.registry.resolution import ResolvedModel
 from loraplex.tenants import audit, directory
-from loraplex.tenants.audit import Act, AuditFilter, AuditRecord
+from loraplex.tenants.audit import Act, Actor, AuditFilter, AuditRecord
 from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantChange
-from loraplex.tenants.limits import AdapterLimits
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 BASE = "tiny-base"
-ME = Act("key_me", NOW)
+ME = Act(Actor("api_key", "key_me"), NOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Shop:
         try:
             async with self.database.session() as session:
                 return await registry.publish(
-                    session, tenant or self.acme, publication, NOW, "key_me", claim
+                    session, tenant or self.acme, publication, NOW, ME.actor, claim
                 )
         except Exception:
             async with self.database.session() as session:
@@ -102,7 +101,7 @@ class Shop:
 
     async def limit(self, **limits: int) -> None:
         async with self.database.session() as session:
-            change = TenantChange(adapters=AdapterLimits(**limits))
+            change = TenantChange(adapters=limits)
             await directory.change(session, ME, self.acme, change)
 
     async def remove(self, removal: Claim) -> None:

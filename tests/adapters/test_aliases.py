@@ -1,9 +1,10 @@
 """Aliases: names that move between versions, atomically, and back."""
 
 import asyncio
+from typing import Any
 
 import pytest
-from tests.adapters.shop import BASE, ME, Shop
+from tests.adapters.shop import BASE, Shop
 
 from loraplex.adapters.registry import aliases, life_cycle, registry, resolution
 from loraplex.adapters.registry.aliases import Canary
@@ -225,10 +226,13 @@ async def test_each_change_of_an_alias_is_told_with_who_made_it(shop: Shop) -> N
 
 
 async def test_what_is_not_committed_is_not_told(shop: Shop) -> None:
+    async def broken_off(*asked: Any) -> None:
+        await aliases.point(*asked)
+        raise InterruptedError
+
     told = await shop.actions()
-    async with shop.database.session() as session:
-        await aliases.point(session, ME, shop.support, "prod", 1)
-        await session.rollback()
+    with pytest.raises(InterruptedError):
+        await shop.act(broken_off, "prod", 1)
     assert await shop.actions() == told
 
 

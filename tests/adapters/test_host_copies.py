@@ -1,6 +1,7 @@
 """The tier between store and device: what it keeps, and that it stands in nobody's way."""
 
 from loraplex.adapters.host_copies import HostMemory, HostOrders
+from loraplex.adapters.reservations import Reservations
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.spec import AdapterKey
 
@@ -96,3 +97,38 @@ def test_what_the_host_has_goes_off_the_device_before_what_only_the_store_has() 
         load(residency, key)
     assert B in residency.host.keys
     assert residency.start_load(C, 4) == (B,), "a would have to be read from the store again"
+
+
+U = AdapterKey("u", "d")
+
+
+def test_what_a_floor_protects_leaves_for_its_own_tenants_reads_alone() -> None:
+    residency = make(device=16, host=8)
+    assert residency.reserve(Reservations(1, host_floors={"t": 4}))
+    for key in (A, B):
+        load(residency, key)
+    assert load(residency, U) == HostOrders(evictions=(A,), keeps=(U,)), "b was used last"
+    status = {each.key: each for each in residency.status()}
+    residency.start_load(AdapterKey("u", "e"), 4)
+    assert residency.host.take_orders() == HostOrders(evictions=(U,), keeps=(AdapterKey("u", "e"),))
+    assert status.keys() == {A, B, U}
+    assert load(residency, C) == HostOrders(evictions=(B,), keeps=(C,))
+
+
+def test_a_tenant_at_its_cap_gives_up_its_own_and_keeps_nothing_larger() -> None:
+    residency = make(device=16, host=12)
+    residency.reserve(Reservations(1, host_caps={"t": 4}))
+    load(residency, U)
+    load(residency, A)
+    assert load(residency, B) == HostOrders(evictions=(A,), keeps=(B,))
+    residency.reserve(Reservations(2, host_caps={"t": 3}))
+    assert load(residency, C) == HostOrders(), "it is read, used and not kept"
+    assert not residency.reserve(Reservations(1)), "an older snapshot won"
+
+
+def test_floors_of_the_host_take_half_of_it_at_most() -> None:
+    residency = make(host=8)
+    residency.reserve(Reservations(1, host_floors={"t": 4, "u": 1}))
+    assert residency.host.granted.refused_floors == ("u",)
+    residency.drop(A)
+    assert residency.granted.refused_floors == ()

@@ -88,4 +88,8 @@ async def test_only_versions_that_are_there_are_pinned(shop: Shop) -> None:
 async def test_floors_and_caps_are_listed_for_those_who_have_any(shop: Shop) -> None:
     await shop.limit(adapter_floor_bytes=10, adapter_cap_bytes=20)
     async with shop.database.reader() as session:
-        assert await pins.memory_limits(session) == [MemoryLimits(shop.acme, 10, 20)]
+        assert await pins.memory_limits(session) == [MemoryLimits(shop.acme, 10, 20, 0, None)]
+    await shop.limit(adapter_host_cap_bytes=30)
+    async with shop.database.reader() as session:
+        (limits,) = await pins.memory_limits(session)
+    assert (limits.host_floor_bytes, limits.host_cap_bytes) == (0, 30)

@@ -19,6 +19,15 @@ KEYS = [AdapterKey(tenant, digest) for tenant in "xyz" for digest in SIZES]
 TENANTS = "xyz"
 
 
+def of_two_tiers(num_bytes: st.SearchStrategy[int]) -> st.SearchStrategy[list[dict[str, int]]]:
+    """By tenant, for the device and for the host."""
+    each = st.dictionaries(st.sampled_from(TENANTS), num_bytes)
+    return st.lists(each, min_size=2, max_size=2)
+
+
+FLOORS, CAPS = of_two_tiers(st.integers(1, 6)), of_two_tiers(st.integers(2, 12))
+
+
 class MostRecentFirst(LeastRecentlyUsed):
     """Pushes out first what floors protect, unless it is kept from it."""
 
@@ -59,6 +68,20 @@ class Machine(RuleBasedStateMachine):
                     protected[key] = size
         return protected
 
+    def host_protected_from(self, loader: str) -> set[AdapterKey]:
+        """The same of the host: what another tenant's read must leave there."""
+        host = self.residency.host
+        floors = host.granted.reservations.floors
+        protected = set()
+        for tenant in floors.keys() - {loader}:
+            left = floors[tenant]
+            for key in reversed([key for key in host.keys if key.tenant == tenant]):
+                size = 2 * SIZES[key.digest]
+                if size <= left:
+                    left -= size
+                    protected.add(key)
+        return protected
+
     def is_pinned(self, key: AdapterKey) -> bool:
         return key in self.residency._promises.pinned
 
@@ -77,6 +100,17 @@ class Machine(RuleBasedStateMachine):
         kept = sum(n for k, n in held.items() if k.tenant == tenant and k not in evictable)
         return min(room, cap - kept)
 
+    def obey_host(self, key: AdapterKey, before: set[AdapterKey], kept: set[AdapterKey]) -> None:
+        """A load of this adapter has begun: the host gave up nothing that a floor protects, and
+        keeps no more of a tenant than its cap."""
+        host = self.residency.host
+        gone = before - {*host.keys}
+        assert not gone & kept, "what a floor of the host protects was given up"
+        cap = host.granted.reservations.caps.get(key.tenant)
+        if cap is not None and key in host.keys and key not in before:
+            held = sum(2 * SIZES[k.digest] for k in host.keys if k.tenant == key.tenant)
+            assert held <= cap, "a read has exceeded a cap of the host"
+
     def obey(self) -> None:
         """Do what a plan would be told."""
         for key in self.residency.take_freed():
@@ -93,7 +127,7 @@ class Machine(RuleBasedStateMachine):
     @initialize(floor=st.integers(1, 6), cap=st.integers(4, 12))
     def promise(self, floor: int, cap: int) -> None:
         """So that each run has some."""
-        self.reserve([], {"x": floor}, {"y": cap}, 0)
+        self.reserve([], [{"x": floor}, {"y": floor}], [{"y": cap}, {"z": cap}], 0)
 
     @rule(
         loads=st.lists(
@@ -114,6 +148,7 @@ class Machine(RuleBasedStateMachine):
             return
         protected = self.protected_from(None if is_prefetch else key.tenant)
         may_go = {k for k in self.claimed if self.may_go(k) and k not in protected}
+        on_host, kept = {*self.on_host}, self.host_protected_from(key.tenant)
         for victim in self.residency.start_load(key, size, is_prefetch=is_prefetch):
             assert victim in may_go, "what is leased, pinned or protected was pushed out"
             del self.claimed[victim]
@@ -121,6 +156,7 @@ class Machine(RuleBasedStateMachine):
             self.keeps.discard(victim)
         self.claimed[key] = not is_prefetch
         self.loading.add(key)
+        self.obey_host(key, on_host, kept)
         caps = self.residency.granted.reservations.caps
         if key.tenant in caps:
             held = sum(SIZES[k.digest] for k in self.claimed if k.tenant == key.tenant)
@@ -201,19 +237,21 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         pinned=st.lists(st.sampled_from(KEYS), max_size=3, unique=True),
-        floors=st.dictionaries(st.sampled_from(TENANTS), st.integers(1, 6)),
-        caps=st.dictionaries(st.sampled_from(TENANTS), st.integers(2, 12)),
+        floors=FLOORS,
+        caps=CAPS,
         age=st.integers(0, 2),
     )
     def reserve(
         self,
         pinned: list[AdapterKey],
-        floors: dict[str, int],
-        caps: dict[str, int],
+        floors: list[dict[str, int]],
+        caps: list[dict[str, int]],
         age: int,
     ) -> None:
+        """Floors and caps of the device, and of the host."""
         version = self.version + 1 - age
-        asked = Reservations(version, {k: SIZES[k.digest] for k in pinned}, floors, caps)
+        sizes = {key: SIZES[key.digest] for key in pinned}
+        asked = Reservations(version, sizes, floors[0], caps[0], floors[1], caps[1])
         assert self.residency.reserve(asked) is (age == 0), "an older snapshot won"
         self.version = max(self.version, version)
 

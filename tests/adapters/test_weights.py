@@ -23,7 +23,7 @@ from loraplex.adapters.errors import (
     AdapterMissing,
     PatternTimeout,
 )
-from loraplex.adapters.known import Known
+from loraplex.adapters.outline import Outlines
 from loraplex.adapters.profile import AddedToken, Profile
 from loraplex.adapters.sizes import sizes_of_head
 from loraplex.adapters.storage import AdapterStore
@@ -318,9 +318,9 @@ def test_sizes_need_no_pattern_and_loads_match_each_adapter_s_once(
     head = store.head(digest)
     sizes = sizes_of_head(head, build.base(), bytes_per_element=4)
     assert solved == []
-    resolutions = Known(8, 60.0)
+    outlines = Outlines()
     for _ in range(2):
-        found = read(store, digest, build.base(), Weights(), resolutions=resolutions)
+        found = read(store, digest, build.base(), Weights(), outlines=outlines)
         assert found.layout.num_bytes(4) == sizes.device_bytes
     assert [query.pattern for query in solved] == [HARD]
 
@@ -336,8 +336,8 @@ def test_a_pattern_that_takes_too_long_is_not_tried_again_with_each_load(
         raise PatternTimeout(HARD)
 
     monkeypatch.setattr(patterns, "solve", too_long)
-    resolutions = Known(8, 60.0)
+    outlines = Outlines()
     for _ in range(2):
         with pytest.raises(PatternTimeout):
-            read(store, digest, build.base(), Weights(), resolutions=resolutions)
+            read(store, digest, build.base(), Weights(), outlines=outlines)
     assert len(tries) == 1

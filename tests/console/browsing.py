@@ -57,8 +57,9 @@ class Visit:
 
     async def sign_in(self, admin_key: str) -> None:
         await self.go("/console/sign-in")
+        await self.page.click("summary")
         await self.page.fill("#key", admin_key)
-        await self.page.click("main button")
+        await self.page.click("text=Sign in with the key")
         await self.page.wait_for_url("**/console")
 
     async def press_until(self, key: str, name: str) -> None:
@@ -101,7 +102,7 @@ class Visit:
 @asynccontextmanager
 async def visiting(browser: Browser, root: str, **options: object) -> AsyncIterator[Visit]:
     """A fresh profile; `options` are those of a browser context."""
-    context = await browser.new_context(**options)  # type: ignore[arg-type]
+    context = await browser.new_context(**options)  # type: ignore[arg-type]  # values of several types
     context.set_default_timeout(TIMEOUT_MS)
     visit = Visit(await context.new_page(), root)
     visit.listen()

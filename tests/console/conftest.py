@@ -48,7 +48,7 @@ async def platform(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Co
 async def visit(browser: Browser, platform: ConsolePlatform) -> AsyncIterator[Visit]:
     """An operator who is signed in; nothing may have gone wrong on any page in the end."""
     async with visiting(browser, platform.root) as visit:
-        await visit.enter(platform.open_session())
+        await visit.enter(await platform.open_session())
         yield visit
         assert visit.complaints == []
 

@@ -7,10 +7,11 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvicorn
+from argon2 import PasswordHasher
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from tests.adapters import build
@@ -22,9 +23,10 @@ from loraplex.platform.app import create_app
 from loraplex.platform.services import Resources
 from loraplex.platform.settings import Settings
 from loraplex.tenants import admin_keys
+from loraplex.tenants.console_sessions import SessionOwner
 from loraplex.tenants.db import Database, migrate
-from loraplex.tenants.limits import Limits
-from loraplex.tenants.quotas import MemoryQuotas
+from loraplex.tenants.passwords import Passwords
+from loraplex.tenants.quotas_memory import MemoryQuotas
 
 PEPPER = b"p" * 32
 WORKER_METRICS = """
@@ -67,9 +69,11 @@ class ConsolePlatform:
     admin_key: str
     admin_key_id: str
 
-    def open_session(self) -> str:
-        """The cookie of a new session."""
-        cookie = self.app.state.console.sessions.open(self.admin_key_id, "operator")
+    async def open_session(self, person_id: str | None = None) -> str:
+        """The cookie of a new session: of a person, else of the admin key."""
+        key = None if person_id else self.admin_key_id
+        owner = SessionOwner(person_id=person_id, admin_key_id=key)
+        cookie = await self.app.state.console.open_session(owner, "Chromium")
         assert isinstance(cookie, str)
         return cookie
 
@@ -81,12 +85,13 @@ async def console_platform(
     lifespan: bool = True,
     model_name: str = "tiny",
     migrated: Path | None = None,
+    settings: Settings | None = None,
 ) -> AsyncIterator[ConsolePlatform]:
     """Without `lifespan` nothing happens in the background; samples are then taken by hand.
 
     `migrated` is a database file to start from.
     """
-    settings = Settings(data_dir=data_dir, drain_timeout_s=2)
+    settings = settings or Settings(data_dir=data_dir, drain_timeout_s=2)
     if migrated is not None:
         shutil.copy(migrated, data_dir / "loraplex.db")
     database = Database.open(settings.resolved_database_url)
@@ -97,7 +102,7 @@ async def console_platform(
     resources = Resources(
         settings=settings,
         database=database,
-        quotas=MemoryQuotas(_limits(settings), time.monotonic_ns),
+        quotas=MemoryQuotas(time.monotonic_ns),
         engine=engine,
         pepper=PEPPER,
         clock=clock,
@@ -107,9 +112,15 @@ async def console_platform(
     async with database.session() as session:
         key = await admin_keys.mint(session, "operator", PEPPER, resources.now(), resources.entropy)
     app = create_app(resources)
+    app.state.services = replace(app.state.services, passwords=cheap_passwords())
     async with _listening(app, lifespan=lifespan) as root:
         yield ConsolePlatform(app, resources, engine, clock, root, key.text, key.key_id)
     await database.close()
+
+
+def cheap_passwords() -> Passwords:
+    """Hashes as the platform does, in no time."""
+    return Passwords(PasswordHasher(time_cost=1, memory_cost=64, parallelism=1))
 
 
 def adapter_files(folder: Path) -> tuple[Path, Path]:
@@ -139,7 +150,3 @@ def _model(name: str) -> object:
         linears=dict(base.linears), embeddings=dict(base.embeddings), heads=tuple(base.heads)
     )
     return model_info(name=name, shapes=shapes)
-
-
-def _limits(settings: Settings) -> Limits:
-    return Limits(settings.requests_per_minute, settings.tokens_per_minute, settings.concurrency)

@@ -16,6 +16,7 @@ PAGES = {
     "tenants": "/console/tenants",
     "adapters": "/console/tenants/hooli/adapters",
     "usage": "/console/tenants/acme/usage",
+    "limits": "/console/tenants/hooli/limits",
     "playground": "/console/tenants/acme/playground?model=acme/triage",
 }
 NOW = datetime(2026, 11, 26, 14, 32, 10, tzinfo=UTC)

@@ -5,8 +5,11 @@ import pytest
 from tests.console.platform import PEPPER, ConsolePlatform
 
 from loraplex.platform.console.access import same_origin_path
-from loraplex.platform.console.sessions import IDLE_S, SESSION_S
 from loraplex.tenants import admin_keys, api_keys, directory
+from loraplex.tenants.audit import CLI, Act
+from loraplex.tenants.console_sessions import IDLE, LONGEST
+
+IDLE_S, SESSION_S = IDLE.total_seconds(), LONGEST.total_seconds()
 
 
 async def sign_in(http: httpx.AsyncClient, key: str, **fields: str) -> httpx.Response:
@@ -115,7 +118,7 @@ async def test_revoking_the_admin_key_ends_its_sessions(
     assert (await http.get("/console")).status_code == 200
     async with fresh.resources.database.session() as session:
         (key,) = await admin_keys.list_keys(session)
-        await admin_keys.revoke(session, key.key_id, fresh.resources.now())
+        await admin_keys.revoke(session, Act(CLI, fresh.resources.now()), key.key_id)
     assert (await http.get("/console")).status_code == 303
 
 

@@ -27,7 +27,7 @@ async def test_who_prefers_less_motion_gets_charts_that_stand_still(
     browser: Browser, platform: ConsolePlatform
 ) -> None:
     async with visiting(browser, platform.root, reduced_motion="reduce") as visit:
-        await visit.enter(platform.open_session())
+        await visit.enter(await platform.open_session())
         await visit.go("/console")
         await visit.page.get_by_text("Paused", exact=True).wait_for()
         assert await visit.page.get_attribute("#pause", "aria-pressed") == "true"

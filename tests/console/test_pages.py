@@ -1,6 +1,9 @@
 from playwright.async_api import Browser
 from tests.console.browsing import Visit, visiting
 from tests.console.platform import ConsolePlatform
+from tests.console.traffic import EVERYWHERE
+
+from loraplex.tenants import people
 
 PAGES = {
     "overview": "/console",
@@ -14,6 +17,12 @@ PAGES = {
     "usage": "/console/tenants/acme/usage",
     "no usage": "/console/tenants/wonka/usage",
     "playground": "/console/tenants/acme/playground",
+    "projects": "/console/tenants/acme/projects",
+    "limits": "/console/tenants/hooli/limits",
+    "members": "/console/tenants/acme/members",
+    "audit": "/console/audit?check=true",
+    "people": "/console/people",
+    "account": "/console/account",
     "nothing here": "/console/elsewhere",
 }
 
@@ -25,8 +34,8 @@ async def test_no_page_has_a_fault_that_axe_finds_in_light_or_dark(
     async with visiting(browser, platform.root, reduced_motion="reduce") as visit:
         await visit.go("/console/sign-in")
         found = {"sign in": await _faults(visit)}
-        await visit.enter(platform.open_session())
-        for name, path in PAGES.items():
+        await visit.enter(await platform.open_session())
+        for name, path in (PAGES | await _person(platform)).items():
             await visit.go(path)
             await _open_details(visit)
             found[name] = await _faults(visit)
@@ -40,7 +49,7 @@ async def test_at_400_pixels_no_page_is_wider_than_the_window(
 ) -> None:
     window = {"width": 400, "height": 800}
     async with visiting(browser, platform.root, viewport=window) as visit:
-        await visit.enter(platform.open_session())
+        await visit.enter(await platform.open_session())
         wide = {}
         for name, path in PAGES.items():
             await visit.go(path)
@@ -64,6 +73,12 @@ async def test_targets_of_the_pointer_are_at_least_24_pixels_high(visit: Visit) 
                  .map(e => e.outerHTML.slice(0, 120))"""
         )
     assert small == []
+
+
+async def _person(platform: ConsolePlatform) -> dict[str, str]:
+    async with platform.resources.database.reader() as session:
+        person = await people.get_by_email(session, EVERYWHERE)
+    return {"person": f"/console/people/{person.id}"}
 
 
 async def _faults(visit: Visit) -> list[str]:

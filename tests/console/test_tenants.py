@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from tests.console.browsing import Visit
 from tests.console.platform import ConsolePlatform
 
@@ -51,28 +53,29 @@ async def test_a_tenant_is_suspended_only_when_its_name_was_typed(
     assert (await record_of(platform, "stark")).status == "active"
 
 
-async def test_limits_are_saved_and_an_empty_one_is_the_default(
+async def test_weight_and_deadline_are_saved_and_limits_stay(
     visit: Visit, platform: ConsolePlatform
 ) -> None:
-    page = visit.page
+    page, before = visit.page, await record_of(platform, "hooli")
     await visit.go("/console/tenants/hooli")
-    await page.fill("#requests_per_minute", "1,500")
-    await page.fill("#tokens_per_minute", "")
+    await page.fill("#ttft_deadline_ms", "1,500")
     await page.fill("#weight", "2.5")
-    await page.click("text=Save limits")
-    await page.get_by_text("The limits were saved").wait_for()
+    await page.click("text=Save the share")
+    await page.get_by_text("The share was saved").wait_for()
     tenant = await record_of(platform, "hooli")
     assert tenant.weight == 2.5
-    assert tenant.limits == directory.TenantLimits(requests_per_minute=1500)
+    assert tenant.limits == replace(before.limits, ttft_deadline_ms=1500)
 
 
-async def test_a_limit_that_is_no_number_is_refused_and_stays_in_its_field(visit: Visit) -> None:
+async def test_a_deadline_that_is_no_number_is_refused_and_stays_in_its_field(
+    visit: Visit,
+) -> None:
     page = visit.page
     await visit.go("/console/tenants/initech")
-    await page.fill("#concurrency", "many")
-    await page.click("text=Save limits")
-    await page.locator("#concurrency[aria-invalid=true]").wait_for()
-    assert await page.input_value("#concurrency") == "many"
+    await page.fill("#ttft_deadline_ms", "many")
+    await page.click("text=Save the share")
+    await page.locator("#ttft_deadline_ms[aria-invalid=true]").wait_for()
+    assert await page.input_value("#ttft_deadline_ms") == "many"
     visit.complaints.clear()  # the browser notes the status 400
 
 

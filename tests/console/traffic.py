@@ -11,10 +11,15 @@ from tests.console.platform import PEPPER, ConsolePlatform
 
 from loraplex.adapters.registry.registry import Publication, publish
 from loraplex.platform.console.composition import Console
-from loraplex.tenants import api_keys, directory
+from loraplex.tenants import api_keys, directory, key_changes, limit_changes, members
+from loraplex.tenants.audit import CLI, Act
 from loraplex.tenants.directory import TenantRecord
+from loraplex.tenants.key_scopes import of_platform
 from loraplex.tenants.ledger import UsageRecord
-from loraplex.tenants.limits import TenantLimits
+from loraplex.tenants.limit_changes import NewLimit
+from loraplex.tenants.limit_parents import LimitOwner
+from loraplex.tenants.limits import Limits, TenantLimits
+from loraplex.tenants.projects import default_project_id
 from loraplex.tenants.tables import UsageRow
 
 TENANTS = {
@@ -28,6 +33,8 @@ TENANTS = {
 }
 DAYS = 14
 SUSPENDED = "umbrella"
+WITH_BUDGET = "hooli"
+EVERYWHERE = "olu@auditors.example"
 
 
 @dataclass
@@ -46,8 +53,11 @@ class Story:
             models = [await self._adapter(tenant, adapter) for adapter in adapters]
             if models:
                 await self._requests(tenant, keys[0], models, per_day * share // 100)
+            await self._people(tenant)
+            await self._limits(tenant, keys[0])
         async with self.platform.resources.database.session() as session:
-            await directory.suspend(session, SUSPENDED)
+            suspended = await directory.get_by_name(session, SUSPENDED)
+            await directory.suspend(session, Act(CLI, self.now), suspended.id)
 
     async def sample(self, minutes: float = 15) -> None:
         """The metrics of the last minutes, through the console's own sampler."""
@@ -69,6 +79,31 @@ class Story:
         for _ in range(worker.ended):
             metrics.ttft_s.observe(self.random.lognormvariate(-2.6 + worker.load / 2.2, 0.5))
 
+    async def _people(self, tenant: TenantRecord) -> None:
+        """Two members, the second of whom is everywhere."""
+        grantor = of_platform(Act(CLI, self.now - timedelta(days=30)))
+        async with self.platform.resources.database.session() as session:
+            for email, role in (
+                (f"dana@{tenant.name}.example", "tenant_admin"),
+                (EVERYWHERE, "read_only"),
+            ):
+                await members.add(session, grantor, tenant.id, email, role, secrets.token_bytes)
+
+    async def _limits(self, tenant: TenantRecord, key_id: str) -> None:
+        """A budget of the tenant, limits of its default project and of its first key."""
+        grantor = of_platform(Act(CLI, self.now - timedelta(days=20)))
+        defaults = Limits(600, 600_000, 64)
+        project_id = default_project_id(tenant.id)
+        async with self.platform.resources.database.session() as session:
+            budget = [("tenant", tenant.id, "tokens_per_month", NewLimit(50_000_000))]
+            for scope, scope_id, dimension, limit in (
+                *(budget if tenant.name == WITH_BUDGET else ()),
+                ("project", project_id, "tokens_per_minute", NewLimit(200_000, burst=400_000)),
+                ("key", key_id, "concurrency", NewLimit(8, mode="shadow")),
+            ):
+                owner = LimitOwner(tenant.id, scope, scope_id)
+                await limit_changes.put(session, grantor, owner, dimension, limit, defaults)
+
     async def _tenant(self, name: str, limits: TenantLimits, weight: float) -> TenantRecord:
         made = self.now - timedelta(days=40, hours=self.random.randint(0, 200))
         async with self.platform.resources.database.session() as session:
@@ -83,7 +118,9 @@ class Story:
                 at = self.now - timedelta(days=age_d)
                 key = await api_keys.mint(session, tenant, label, PEPPER, at, secrets.token_bytes)
                 ids.append(key.key_id)
-            await api_keys.revoke(session, tenant.id, ids[2], self.now - timedelta(days=9))
+            await key_changes.revoke(
+                session, Act(CLI, self.now - timedelta(days=9)), tenant.id, ids[2]
+            )
         return ids
 
     async def _adapter(self, tenant: TenantRecord, name: str) -> str:
@@ -125,6 +162,7 @@ class Story:
         return UsageRecord(
             request_id=f"req_{self.random.randbytes(16).hex()}",
             tenant_id=tenant.id,
+            project_id=default_project_id(tenant.id),
             key_id=key,
             requested_model=model.partition("@")[0],
             model=model,

@@ -7,6 +7,8 @@ from tests.contracts.quota_stores import Clock, OpenQuotas, memory_quotas, quota
 from tests.contracts.scripted_worker import ScriptedWorker
 from tests.platform.scripted_engine import ScriptedEngine
 from tests.platform.tiny_model import model_info
+from tests.services.valkey import Valkey
+from tests.services.valkey_cluster import ValkeyCluster
 
 from loraplex.engine.client import EngineClient, Security, StreamClient
 from loraplex.engine.frames import UnixAddress
@@ -18,12 +20,24 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "redis"])
+STORES = ["memory", "redis", "redis without EVALSHA and SCRIPT", "cluster"]
+
+
+@pytest.fixture(params=STORES)
 def open_quotas(request: pytest.FixtureRequest) -> OpenQuotas:
     """Each implementation of the port."""
-    if request.param == "memory":
-        return memory_quotas
-    return quotas_in(request.getfixturevalue("valkey"))
+    match request.param:
+        case "memory":
+            return memory_quotas
+        case "redis":
+            valkey: Valkey = request.getfixturevalue("valkey")
+            return quotas_in(valkey, valkey.url)
+        case "cluster":
+            cluster: ValkeyCluster = request.getfixturevalue("valkey_cluster")
+            return quotas_in(cluster, cluster.url)
+        case _:
+            valkey = request.getfixturevalue("valkey")
+            return quotas_in(valkey, valkey.url_without("evalsha", "script"))
 
 
 @pytest.fixture

@@ -8,16 +8,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from tests.platform.scripted_engine import PASSED, explained, residency_report
+from tests.platform.scripted_engine import (
+    DIGEST,
+    PASSED,
+    ScriptedJournal,
+    explained,
+    residency_report,
+)
 
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.errors import (
     DeadlineUnreachable,
     EngineError,
     EngineOverloaded,
+    JournalUnavailable,
     RequestRefused,
 )
 from loraplex.engine.frames import UnixAddress, encode, read_frame
+from loraplex.engine.journal_protocol import JournalQuery, JournalState, JournalTotalsQuery
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -31,6 +39,7 @@ from loraplex.engine.protocol import (
     MetricsText,
     ModelInfo,
     Rejected,
+    RejectionCode,
     SelfTest,
     StepFrame,
     Submit,
@@ -55,6 +64,7 @@ class ScriptedWorker:
         self.verified: list[Verify] = []
         self.dropped: list[tuple[str, str]] = []
         self.pins: Pins | None = None
+        self.journaled = ScriptedJournal()
         self._path = path
         self._model = model
         self._server: asyncio.Server | None = None
@@ -107,7 +117,7 @@ class ScriptedWorker:
         self, request_id: str, reason: FinishReason = "stop", text: str = "", cached: int = 0
     ) -> None:
         usage = self._usage(request_id, cached)
-        finished = Finished(request_id=request_id, reason=reason, usage=usage)
+        finished = Finished(request_id=request_id, reason=reason, usage=usage, output_digest=DIGEST)
         open_choices = () if reason == "abort" else sorted(self._choices[request_id])
         last = tuple(
             self._tokens(request_id, choice, (), text=text, finish_reason=reason)
@@ -118,16 +128,19 @@ class ScriptedWorker:
 
     def fail(self, request_id: str, code: str = "non_finite_logits") -> None:
         failed = Failed(
-            request_id=request_id, code=code, message="failed", usage=self._usage(request_id, 0)
+            request_id=request_id,
+            code=code,
+            message="failed",
+            usage=self._usage(request_id, 0),
+            output_digest=DIGEST,
         )
         del self._submits[request_id]
         self._send(StepFrame(epoch="1", step=0, failed=(failed,)))
 
     def reject(self, request_id: str, error: EngineError) -> None:
-        late = "late" if isinstance(error, DeadlineUnreachable) else "overloaded"
         rejected = Rejected(
             request_id=request_id,
-            code="refused" if isinstance(error, RequestRefused) else late,
+            code=_code_of(error),
             message=str(error),
             field=error.field if isinstance(error, RequestRefused) else "",
             retry_after_s=error.retry_after_s if isinstance(error, EngineOverloaded) else None,
@@ -140,6 +153,9 @@ class ScriptedWorker:
         assert self._writer is not None
         self._server.close()
         self._writer.close()
+
+    def fail_journal(self, failure: str) -> None:
+        self._send(JournalState(failure))
 
     async def settled(self) -> None:
         """Answers come in order: when this one is there, so are all before."""
@@ -195,6 +211,10 @@ class ScriptedWorker:
                 self._send(answer)
             case ResidencyQuery(query_id):
                 self._send(residency_report(query_id))
+            case JournalQuery(query_id, request_ids, accepted_from_s):
+                self._send(self.journaled.report(query_id, request_ids, accepted_from_s))
+            case JournalTotalsQuery(query_id, from_s, until_s):
+                self._send(self.journaled.totals(query_id, from_s, until_s))
             case MetricsQuery(query_id):
                 self._send(MetricsText(query_id, "worker_steps_total 1\n"))
             case Verify(query_id=query_id):
@@ -204,3 +224,11 @@ class ScriptedWorker:
                     self._send(Verified(query_id=query_id, report=None, message=found))
                 elif found is not None:
                     self._send(Verified(query_id=query_id, report=found))
+
+
+def _code_of(error: EngineError) -> RejectionCode:
+    if isinstance(error, RequestRefused):
+        return "refused"
+    if isinstance(error, JournalUnavailable):
+        return "journal_unavailable"
+    return "late" if isinstance(error, DeadlineUnreachable) else "overloaded"

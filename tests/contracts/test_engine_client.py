@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 from tests.contracts.engine_pairs import MAX_EVENTS, Pair
 from tests.contracts.scripted_worker import ScriptedWorker
+from tests.platform.scripted_engine import DIGEST
 from tests.platform.tiny_model import model_info
 
 from loraplex.engine.client import EngineClient
@@ -16,6 +17,7 @@ from loraplex.engine.errors import (
     EngineNotReached,
     EngineOverloaded,
     EngineUnavailable,
+    JournalUnavailable,
     RequestFailed,
     RequestRefused,
 )
@@ -215,6 +217,27 @@ async def test_a_deadline_that_cannot_be_met_is_told_apart(
         await reader
     assert late.value.retry_after_s == retry_after_s
     assert await pair.client.abort("a") is None
+
+
+async def test_a_worker_that_cannot_journal_is_told_apart(pair: Pair) -> None:
+    reader = await reading(pair, "a")
+    pair.engine.reject("a", JournalUnavailable("the disk is full", 5.0))
+    with pytest.raises(JournalUnavailable, match="disk"):
+        await reader
+
+
+async def test_an_ending_has_the_digest_of_the_output(pair: Pair) -> None:
+    one, two = await reading(pair, "one"), await reading(pair, "two")
+    pair.engine.finish("one")
+    pair.engine.fail("two")
+    *_, finished = await one
+    assert isinstance(finished, Finished)
+    assert finished.output_digest == DIGEST
+    with pytest.raises(RequestFailed):
+        await two
+    final = await pair.client.abort("two")
+    assert final is not None
+    assert final.output_digest == DIGEST
 
 
 async def test_a_failure_has_a_code_and_its_usage_can_be_asked_for(pair: Pair) -> None:

@@ -1,20 +1,13 @@
-"""Who computes adapters on a CPU: torch, and the compiled kernel."""
+"""Who computes on a CPU: torch, and the compiled kernels."""
 
 import pytest
 
-from loraplex.kernels.lora_cpu import CpuLora, compile_lora
-
-
-@pytest.fixture(scope="session")
-def compiled_lora(tmp_path_factory: pytest.TempPathFactory) -> CpuLora:
-    compiled = compile_lora(tmp_path_factory.mktemp("compiled") / "kernels")
-    assert compiled is not None, "the tests need a C++ compiler"
-    return compiled
+from loraplex.kernels.cpu_kernels import CpuKernels
 
 
 @pytest.fixture(params=["torch", "compiled"])
-def cpu_lora(request: pytest.FixtureRequest) -> CpuLora | None:
+def kernels(request: pytest.FixtureRequest) -> CpuKernels | None:
     if request.param == "torch":
         return None
-    found: CpuLora = request.getfixturevalue("compiled_lora")
+    found: CpuKernels = request.getfixturevalue("compiled_kernels")
     return found

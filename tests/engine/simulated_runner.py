@@ -44,6 +44,8 @@ def expected_output(
 class SimulatedRunner:
     """Computes plans against a simulated KV pool."""
 
+    overlaps = False
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._pool: list[list[tuple[int, AdapterKey | None] | None]] = [
@@ -67,6 +69,15 @@ class SimulatedRunner:
         for chunk in plan.chunks:
             assert chunk.adapter is None or chunk.adapter in adapters, "adapter is not resident"
         return plan
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def collect(self, launched: StepPlan) -> StepOutput:
+        return self.run(launched)
+
+    def abandon(self) -> None:
+        pass
 
     def run(self, plan: StepPlan) -> StepOutput:
         self.plans.append(plan)

@@ -2,9 +2,11 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 from tests.engine import build
@@ -15,6 +17,7 @@ from loraplex.adapters.residency import Residency
 from loraplex.engine.claim import claimed
 from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.frames import Address, Security
+from loraplex.engine.journal import Journal
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.plan import StepOutput, StepPlan
@@ -64,9 +67,7 @@ class GatedRunner(SimulatedRunner):
 class SimulatedWorker:
     """All parts of a worker, open to tests."""
 
-    def __init__(
-        self, security: Security, epoch: str = "epoch-1", model: ModelInfo = MODEL
-    ) -> None:
+    def __init__(self, security: Security, epoch: str, model: ModelInfo, journal: Path) -> None:
         self.mailbox = Mailbox()
         self.residency = Residency(10)
         self.scheduler = build.scheduler(
@@ -84,8 +85,9 @@ class SimulatedWorker:
             lambda: 0.0,
         )
         welcome = Welcome(protocol=PROTOCOL_VERSION, epoch=epoch, model=model)
+        self.journal = Journal(journal, 7, 1000, time.time)
         self.server = StreamServer(
-            self.mailbox, welcome, security, lambda: "steps_total 1\n", self._verify
+            self.mailbox, welcome, security, lambda: "steps_total 1\n", self._verify, self.journal
         )
         self.tests_begun: asyncio.Queue[Verify] = asyncio.Queue()
         self.test_ended = asyncio.Event()
@@ -134,8 +136,8 @@ async def running(
     model: ModelInfo = MODEL,
 ) -> AsyncIterator[SimulatedWorker]:
     """A worker that listens on `address` until the end of the block."""
-    worker = SimulatedWorker(security or Security(), epoch, model)
-    with claimed(address):
+    with TemporaryDirectory() as folder, claimed(address):
+        worker = SimulatedWorker(security or Security(), epoch, model, Path(folder))
         await worker.server.start(address)
         thread = threading.Thread(target=worker.loop.run)
         thread.start()
@@ -147,6 +149,7 @@ async def running(
             await asyncio.to_thread(thread.join)
             worker.transfers.close()
             await worker.server.close()
+            await worker.journal.close()
 
 
 async def first_token(stream: AsyncIterator[Tokens | Finished]) -> None:

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
-from loraplex.engine import runner as runner_module
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
-from loraplex.kernels.lora_cpu import CpuLora
+from loraplex.kernels.attention_torch import TorchAttention
+from loraplex.kernels.cpu_kernels import CpuKernels
 
 BLOCKS = {"block_size": 4, "num_blocks": 200}
 LENGTHS = (1, 21, 2, 9)  # a window of 8 ends inside the second and the last
@@ -41,23 +41,23 @@ def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_runner(
-    folder: Path, dtype: str = "float32", cpu_lora: CpuLora | None = None
+    folder: Path, dtype: str = "float32", kernels: CpuKernels | None = None
 ) -> ModelRunner:
-    model = load_model(ModelConfig(folder, "tiny", "cpu", dtype))
-    return ModelRunner(model, BLOCKS["num_blocks"], BLOCKS["block_size"], cpu_lora)
+    model = load_model(ModelConfig(folder, "tiny", "cpu", dtype), kernels)
+    return ModelRunner(model, BLOCKS["num_blocks"], BLOCKS["block_size"])
 
 
 def test_a_mixed_batch_equals_each_request_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers_called = []
-    attention = runner_module.paged_attention
+    attend = TorchAttention.attend
 
     def count(*args: object) -> Tensor:
         layers_called.append(1)
-        return attention(*args)
+        return attend(*args)
 
-    monkeypatch.setattr(runner_module, "paged_attention", count)
+    monkeypatch.setattr(TorchAttention, "attend", count)
     reference = tiny_models.load_reference(folder)
     alone = {f"{length} tokens": alone_with_margin(reference, length) for length in LENGTHS}
     requests = [Request(name, expected.prompt) for name, expected in alone.items()]
@@ -68,7 +68,7 @@ def test_a_mixed_batch_equals_each_request_alone(
 
 
 def test_adapters_on_each_kind_of_linear_layer_equal_peft_alone(
-    name: str, folder: Path, tmp_path: Path, compiled_lora: CpuLora
+    name: str, folder: Path, tmp_path: Path, compiled_kernels: CpuKernels
 ) -> None:
     kinds = ARCHITECTURES[name].linears
     adapters = {
@@ -81,7 +81,7 @@ def test_adapters_on_each_kind_of_linear_layer_equal_peft_alone(
         adapter: tiny_models.save_adapter(tmp_path / adapter, folder, seed, **config)
         for seed, (adapter, config) in enumerate(adapters.items())
     }
-    runner = make_runner(folder, cpu_lora=compiled_lora)
+    runner = make_runner(folder, kernels=compiled_kernels)
     loaded = load_adapters(runner.model, folders, AdapterStore(tmp_path / "store"))
     loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
     alone, requests = {}, []

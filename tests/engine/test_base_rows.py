@@ -16,7 +16,7 @@ from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.plan import Chunk
 from loraplex.engine.runner import ModelRunner
-from loraplex.kernels.lora_cpu import CpuLora
+from loraplex.kernels.cpu_kernels import CpuKernels
 
 BASE = Chunk("base", None, (5, 6, 7), 0, (0,), GREEDY)
 BESIDE = {
@@ -36,7 +36,7 @@ BESIDE = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", BESIDE)
 def test_no_adapter_changes_a_bit_of_the_rows_of_the_base_model(
-    name: str, dtype: str, tmp_path: Path, compiled_lora: CpuLora
+    name: str, dtype: str, tmp_path: Path, compiled_kernels: CpuKernels
 ) -> None:
     folder = tiny_models.save_model(tmp_path / "model", MODELS[name])
     folders = {
@@ -49,8 +49,8 @@ def test_no_adapter_changes_a_bit_of_the_rows_of_the_base_model(
         )
         for seed, field in enumerate(BESIDE[name])
     }
-    model = load_model(ModelConfig(folder, "tiny", "cpu", dtype))
-    runner = ModelRunner(model, 16, 4, compiled_lora)
+    model = load_model(ModelConfig(folder, "tiny", "cpu", dtype), compiled_kernels)
+    runner = ModelRunner(model, 16, 4)
     adapters = load_adapters(model, folders, AdapterStore(tmp_path / "store"))
     adapters = {key: runner.locate(weights) for key, weights in adapters.items()}
     keys = [AdapterKey("tenant", field) for field in folders]

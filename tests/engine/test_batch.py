@@ -15,18 +15,20 @@ from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
-from loraplex.engine.lora_linear import AdapterRows, LoraRows
+from loraplex.engine.lora_rows import AdapterRows, LoraRows
 from loraplex.engine.plan import Chunk, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling
-from loraplex.kernels.attention_plan import KvLayout
+from loraplex.kernels.attention import KvLayout
+from loraplex.kernels.attention_torch import TorchAttention
 
 BLOCK_SIZE = 4
+CPU = torch.device("cpu")
+KV = KvLayout(num_blocks=64, block_size=BLOCK_SIZE)
 LAYOUT = BatchLayout(
-    kv=KvLayout(num_blocks=64, block_size=BLOCK_SIZE),
-    windows=frozenset([None, 3]),
+    attention=TorchAttention(KV, [None, 3], torch.float32, CPU),
     vocab_size=320,
     dtype=torch.float32,
-    device=torch.device("cpu"),
+    device=CPU,
 )
 RED, BLUE = AdapterKey("a", "red"), AdapterKey("b", "blue")
 WEIGHTS = {key: AdapterWeights(num_bytes=0, pairs=MappingProxyType({})) for key in (RED, BLUE)}
@@ -111,7 +113,7 @@ def test_every_row_is_attended_once_and_written_to_a_slot_of_its_own(
     rows = sum(length for _, length in spans)
     slots = batch.attention.slot_mapping.tolist()
     assert len(set(slots)) == len(slots) == rows
-    assert LAYOUT.kv.null_slot not in slots
+    assert KV.null_slot not in slots
     for plan in batch.attention.plans.values():
         attended = [row for group in plan.decodes for row in group.rows.tolist()]
         for part in plan.chunks:

@@ -18,8 +18,7 @@ from loraplex.engine.kv_blocks import BlockPool
 from loraplex.engine.kv_pages import release_blocks
 from loraplex.engine.plan import StepPlan
 from loraplex.engine.scheduler import Scheduler
-from loraplex.kernels.attention import allocate_kv_cache
-from loraplex.kernels.attention_plan import KvLayout
+from loraplex.kernels.attention import KvLayout, allocate_kv_cache
 
 X, Y = AdapterKey("t", "x"), AdapterKey("t", "y")
 

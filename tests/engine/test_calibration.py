@@ -25,6 +25,7 @@ class TimedMachine:
     config: SchedulerConfig
     slowness: float = 1.0
     now: float = 0.0
+    overlaps: bool = False
     plans: list[StepPlan] = field(default_factory=list)
 
     def clock(self) -> float:
@@ -34,7 +35,13 @@ class TimedMachine:
         assert all(chunk.adapter is None or chunk.adapter in adapters for chunk in plan.chunks)
         return plan
 
-    def run(self, plan: StepPlan) -> StepOutput:
+    def abandon(self) -> None:
+        pass
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def collect(self, plan: StepPlan) -> StepOutput:
         for chunk in plan.chunks:
             num_tokens = chunk.start + len(chunk.token_ids)
             assert len(chunk.block_table) * self.config.block_size >= num_tokens

@@ -13,11 +13,11 @@ from loraplex.adapters.checkpoint import read_config
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.targets import ranks, scales
-from loraplex.engine import runner as runner_module
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
-from loraplex.kernels.lora_cpu import CpuLora
+from loraplex.kernels.attention_torch import TorchAttention
+from loraplex.kernels.cpu_kernels import CpuKernels
 
 NUM_BLOCKS = 200
 ARCHITECTURES = {
@@ -71,10 +71,10 @@ def adapter_folders(model_folder: Path) -> dict[str, Path]:
 
 
 def make_runner(
-    model_folder: Path, block_size: int, cpu_lora: CpuLora | None = None
+    model_folder: Path, block_size: int, kernels: CpuKernels | None = None
 ) -> ModelRunner:
     config = ModelConfig(model_folder, "tiny", "cpu", "float32")
-    return ModelRunner(load_model(config), NUM_BLOCKS, block_size, cpu_lora)
+    return ModelRunner(load_model(config, kernels), NUM_BLOCKS, block_size)
 
 
 @pytest.mark.parametrize(("chunk_size", "block_size"), [(1, 4), (5, 1), (16, 16), (100, 3)])
@@ -82,13 +82,13 @@ def test_chunked_prompts_beside_decodes_equal_each_sequence_alone(
     model_folder: Path, chunk_size: int, block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers_called = []
-    attention = runner_module.paged_attention
+    attend = TorchAttention.attend
 
     def count(*args: object, **kwargs: object) -> Tensor:
         layers_called.append(1)
-        return attention(*args, **kwargs)
+        return attend(*args, **kwargs)
 
-    monkeypatch.setattr(runner_module, "paged_attention", count)
+    monkeypatch.setattr(TorchAttention, "attend", count)
     runner = make_runner(model_folder, block_size)
     model = tiny_models.load_reference(model_folder)
     alone = {f"{length} tokens": alone_with_margin(model, length) for length in (1, 21, 2, 9)}
@@ -110,9 +110,9 @@ def test_each_adapter_of_a_mixed_batch_equals_peft_alone(
     model_folder: Path,
     adapter_folders: dict[str, Path],
     tmp_path: Path,
-    cpu_lora: CpuLora | None,
+    kernels: CpuKernels | None,
 ) -> None:
-    runner = make_runner(model_folder, 4, cpu_lora)
+    runner = make_runner(model_folder, 4, kernels)
     loaded = load_adapters(runner.model, adapter_folders, AdapterStore(tmp_path))
     loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
     alone, requests = {}, []

@@ -22,11 +22,11 @@ from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.experts import AdaptedParameters, ExpertRows, is_routed, route
-from loraplex.engine.lora_linear import AdapterRows, LoraRows
+from loraplex.engine.lora_rows import AdapterRows, LoraRows
 from loraplex.engine.model import LoadedModel, load_model
 from loraplex.engine.parameter_probe import ParameterProbe
 from loraplex.engine.runner import ModelRunner
-from loraplex.kernels.lora_cpu import CpuLora
+from loraplex.kernels.cpu_kernels import CpuKernels
 
 NUM_BLOCKS = 100
 CONFIGS = {
@@ -81,14 +81,14 @@ def adapter_folders(folder: Path) -> dict[str, Path]:
     }
 
 
-def load(folder: Path) -> LoadedModel:
-    return load_model(ModelConfig(folder, "tiny", "cpu", "float32"))
+def load(folder: Path, kernels: CpuKernels | None = None) -> LoadedModel:
+    return load_model(ModelConfig(folder, "tiny", "cpu", "float32"), kernels)
 
 
 def test_experts_and_routers_of_a_mixed_batch_equal_peft_alone(
-    folder: Path, adapter_folders: dict[str, Path], tmp_path: Path, cpu_lora: CpuLora | None
+    folder: Path, adapter_folders: dict[str, Path], tmp_path: Path, kernels: CpuKernels | None
 ) -> None:
-    runner = ModelRunner(load(folder), NUM_BLOCKS, 4, cpu_lora)
+    runner = ModelRunner(load(folder, kernels), NUM_BLOCKS, 4)
     loaded = load_adapters(runner.model, adapter_folders, AdapterStore(tmp_path))
     loaded = {key: runner.locate(weights) for key, weights in loaded.items()}
     alone, requests = {}, []

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from tests.engine import build
 from tests.engine.fair_world import SETTINGS, World
 from tests.engine.linear_costs import LinearCosts
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
+from loraplex.engine.tenant_weights import MAX_TENANTS, TenantWeights
 
 
 def begun(plan: StepPlan) -> list[str]:
@@ -48,6 +50,30 @@ def test_a_tenant_of_three_times_the_weight_gets_three_times_the_service() -> No
         world.step()
     service = world.auditor.service_ms
     assert service["b"] / service["a"] == pytest.approx(3, rel=0.2)
+
+
+def test_the_newest_weight_holds_whichever_gateways_request_comes_last() -> None:
+    world = World(replace(SETTINGS, max_open=1, quantum_ms=5.0))
+    world.add("b", weight=1.0, weight_version=1)
+    for _ in range(60):
+        world.add("a", weight=1.0, weight_version=7)
+        world.add("b", weight=3.0, weight_version=2)
+        world.add("b", weight=1.0, weight_version=1)
+    for _ in range(80):
+        world.step()
+    service = world.auditor.service_ms
+    assert service["b"] / service["a"] == pytest.approx(3, rel=0.2)
+
+
+def test_of_weights_of_one_version_the_last_holds_and_tenants_are_forgotten_in_turn() -> None:
+    weights = TenantWeights()
+    told = [build.submit("r", tenant="a", weight=w, weight_version=v) for w, v in ((2, 1), (3, 1))]
+    for submit in told:
+        weights.tell(submit)
+    assert weights.of(told[0]) == 3
+    for number in range(MAX_TENANTS):
+        weights.tell(build.submit("r", tenant=f"t{number}"))
+    assert weights.of(told[0]) == 2
 
 
 def test_priority_goes_before_the_tenants_others_and_not_before_other_tenants() -> None:

@@ -24,7 +24,7 @@ from loraplex.adapters.storage import AdapterStore
 from loraplex.adapters.weights import AdapterWeights, read
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import LoadedModel, load_model
-from loraplex.kernels.lora_cpu import CpuLora
+from loraplex.kernels.cpu_kernels import CpuKernels
 
 LENGTHS = (4, 9)
 BASE = "base"
@@ -75,17 +75,17 @@ class Served:
 @pytest.fixture(scope="module", params=["torch", "compiled"])
 def served(
     trained: Callable[[str], Trained],
-    compiled_lora: CpuLora,
+    compiled_kernels: CpuKernels,
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Served]:
-    cpu_lora = compiled_lora if request.param == "compiled" else None
-    return cache(lambda model: _serve(trained(model), cpu_lora, tmp_path_factory.mktemp("store")))
+    kernels = compiled_kernels if request.param == "compiled" else None
+    return cache(lambda model: _serve(trained(model), kernels, tmp_path_factory.mktemp("store")))
 
 
-def _serve(trained: Trained, cpu_lora: CpuLora | None, root: Path) -> Served:
-    model = load_model(ModelConfig(trained.folder, "tiny", "cpu", "float32"))
-    runner = RecordingRunner(model, 400, 4, cpu_lora)
+def _serve(trained: Trained, kernels: CpuKernels | None, root: Path) -> Served:
+    model = load_model(ModelConfig(trained.folder, "tiny", "cpu", "float32"), kernels)
+    runner = RecordingRunner(model, 400, 4)
     store = AdapterStore(root)
     adapters = load_adapters(model, trained.adapters, store)
     requests: dict[str, list[Request]] = {}
@@ -153,7 +153,7 @@ def test_the_bytes_of_an_adapter_are_those_of_all_its_tensors(
     digest = inspect(folder, found.model.shapes).digest
     on_host = read(found.store, digest, found.model.shapes, found.model.weights)
     modules = on_host.modules.values()
-    pairs = [module.pair for module in modules if module.pair is not None]
+    pairs = [*on_host.pairs.values(), *(m.pair for m in modules if m.pair is not None)]
     effects = [module.effect for module in modules if module.effect is not None]
     assert on_host.num_bytes == num_bytes(pairs, effects)
 

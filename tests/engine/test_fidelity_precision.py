@@ -24,7 +24,7 @@ from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
-from loraplex.kernels.lora_cpu import CpuLora
+from loraplex.kernels.cpu_kernels import CpuKernels
 
 IN_BFLOAT16 = [
     "use_dora",
@@ -49,12 +49,12 @@ def serve(
     adapter: Path,
     prompt: tuple[int, ...],
     dtype: str,
-    cpu_lora: CpuLora,
+    kernels: CpuKernels,
     change: Callable[[AdapterWeights], AdapterWeights] = lambda weights: weights,
 ) -> Request:
     """Greedily, beside a request to the base model; `change` is done to what was loaded."""
-    model = load_model(ModelConfig(folder, "tiny", "cpu", dtype))
-    runner = ModelRunner(model, BLOCKS["num_blocks"], BLOCKS["block_size"], cpu_lora)
+    model = load_model(ModelConfig(folder, "tiny", "cpu", dtype), kernels)
+    runner = ModelRunner(model, BLOCKS["num_blocks"], BLOCKS["block_size"])
     loaded = load_adapters(model, {"it": adapter}, AdapterStore(adapter / "store"))
     loaded = {key: runner.locate(change(weights)) for key, weights in loaded.items()}
     request = Request("it", prompt, AdapterKey("tenant", "it"))
@@ -65,16 +65,16 @@ def serve(
 
 @pytest.mark.parametrize("field", IN_BFLOAT16)
 def test_in_bfloat16_logits_are_close_to_those_of_peft_and_not_without_the_field(
-    field: str, tmp_path: Path, compiled_lora: CpuLora
+    field: str, tmp_path: Path, compiled_kernels: CpuKernels
 ) -> None:
     case = CASES[field]
     folder = tiny_models.save_model(tmp_path / "model", MODELS[case.model])
     adapter = save_trained(tmp_path / "adapter", folder, 0, **case.config)
     reference = load_trained(adapter, folder, dtype=torch.bfloat16)
     alone = generate_alone(reference, (5, 9, 200, 33))
-    request = serve(folder, adapter, alone.prompt, "bfloat16", compiled_lora)
+    request = serve(folder, adapter, alone.prompt, "bfloat16", compiled_kernels)
     assert relative_error(request, alone) < TOLERANCE
-    without = serve(folder, adapter, alone.prompt, "bfloat16", compiled_lora, case.overlook)
+    without = serve(folder, adapter, alone.prompt, "bfloat16", compiled_kernels, case.overlook)
     assert relative_error(without, alone) > 1.5 * TOLERANCE
 
 
@@ -83,9 +83,9 @@ def test_in_bfloat16_logits_are_close_to_those_of_peft_and_not_without_the_field
     "field", ["use_dora with use_rslora, rank_pattern and alpha_pattern", "lora_bias", "rank 512"]
 )
 def test_what_is_served_equals_the_adapter_merged_into_the_base(
-    field: str, tmp_path: Path, compiled_lora: CpuLora
+    field: str, tmp_path: Path, compiled_kernels: CpuKernels
 ) -> None:
     folder = tiny_models.save_model(tmp_path / "model", MODELS[CASES[field].model])
     adapter = save_trained(tmp_path / "adapter", folder, 0, **CASES[field].config)
     alone = alone_with_margin(load_trained(adapter, folder).merge_and_unload(), 9)
-    assert_equals(serve(folder, adapter, alone.prompt, "float32", compiled_lora), alone)
+    assert_equals(serve(folder, adapter, alone.prompt, "float32", compiled_kernels), alone)

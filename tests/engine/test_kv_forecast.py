@@ -39,14 +39,14 @@ def test_the_peak_is_that_of_a_step_by_step_account(
     forecast, now, running = KvForecast(lambda _: 1.0), 0, []
     for held, output_left, pause in entries:
         request = Running(held - now, now + output_left)
-        forecast.start(request, held, output_left)  # type: ignore[arg-type]
+        forecast.start(request, held, output_left)  # type: ignore[arg-type]  # a stand-in
         running.append(request)
         for _ in range(pause):
             forecast.next_step()
         now += pause
         if data.draw(st.booleans()):
             gone = running.pop(data.draw(st.integers(0, len(running) - 1)))
-            forecast.stop(gone)  # type: ignore[arg-type]
+            forecast.stop(gone)  # type: ignore[arg-type]  # a stand-in
     candidate = Running(num_tokens - now, now + left)
     most = held_at_most([*running, candidate], now)
     assert not forecast.exceeds(most, num_tokens, left)

@@ -16,7 +16,11 @@ from loraplex.engine.model import load_model
 from loraplex.engine.plan import Chunk
 from loraplex.engine.runner import ModelRunner
 from loraplex.kernels import lora_triton
-from loraplex.kernels.lora_cpu import MAX_ROWS, CpuLora, CpuModuleSegments, compile_lora
+from loraplex.kernels.attention import KvLayout
+from loraplex.kernels.attention_paged import TritonAttention
+from loraplex.kernels.cpu_kernels import CpuKernels
+from loraplex.kernels.lora_cpu import CpuModuleSegments
+from loraplex.kernels.paged_step import PagedLayout
 
 NUM_LAYERS = 2
 ADAPTERS = {
@@ -41,9 +45,9 @@ def runner(folder: Path) -> ModelRunner:
     return make_runner(folder)
 
 
-def make_runner(folder: Path, cpu_lora: CpuLora | None = None) -> ModelRunner:
-    model = load_model(ModelConfig(folder, "tiny", "cpu", "float32"))
-    return ModelRunner(model, 8, 4, cpu_lora)
+def make_runner(folder: Path, kernels: CpuKernels | None = None) -> ModelRunner:
+    model = load_model(ModelConfig(folder, "tiny", "cpu", "float32"), kernels)
+    return ModelRunner(model, 8, 4)
 
 
 @pytest.fixture
@@ -77,34 +81,62 @@ def test_located_adapters_compute_what_others_do(
     }
     logits = runner.logits(runner.build(plan_of(CHUNKS), located))
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
-    # q, v and down of each layer, and the head: modules that nobody targets launch nothing.
-    assert len(launched) == 3 * NUM_LAYERS + 1
+    # q with v, and down, of each layer, and the head: what nobody targets launches nothing.
+    assert len(launched) == 2 * NUM_LAYERS + 1
+
+
+def test_attention_of_gpus_computes_what_torch_does(
+    runner: ModelRunner,
+    adapters: dict[AdapterKey, AdapterWeights],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen = []
+
+    def choose(layout: KvLayout, *_: object, **__: object) -> TritonAttention:
+        chosen.append(TritonAttention(PagedLayout(layout.block_size, torch.device("cpu"))))
+        return chosen[-1]
+
+    monkeypatch.setattr("loraplex.engine.runner.choose_attention", choose)
+    on_gpu = make_runner(folder)
+    assert chosen
+    steps = [
+        CHUNKS,
+        [Chunk("a", AdapterKey("tenant", "first"), (4,), 2, (1,), GREEDY)],
+        [Chunk("base", None, (1, 2, 3), 3, (0, 4), GREEDY)],
+    ]
+    for chunks in steps:
+        expected, found = (
+            each.logits(each.build(plan_of(chunks), adapters)) for each in (runner, on_gpu)
+        )
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * scale)
 
 
 def test_the_compiled_kernel_of_cpus_computes_what_torch_does(
     runner: ModelRunner,
     adapters: dict[AdapterKey, AdapterWeights],
     folder: Path,
+    compiled_kernels: CpuKernels,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cpu_lora = compile_lora(folder.with_name("kernels"))
-    assert cpu_lora is not None, "the tests need a C++ compiler"
     added = []
-    add = CpuLora.add
+    add = CpuModuleSegments.add
 
-    def count(kernel: CpuLora, y: torch.Tensor, x: torch.Tensor, at: CpuModuleSegments) -> None:
-        added.append(at.module)
-        add(kernel, y, x, at)
+    def count(at: CpuModuleSegments, y: torch.Tensor, x: torch.Tensor) -> None:
+        added.append(at.slices)
+        add(at, y, x)
 
-    monkeypatch.setattr(CpuLora, "add", count)
-    long = Chunk("long", AdapterKey("tenant", "first"), (9,) * (MAX_ROWS + 1), 0, (3, 4, 5), GREEDY)
+    monkeypatch.setattr(CpuModuleSegments, "add", count)
+    long = Chunk("long", AdapterKey("tenant", "first"), (9,) * 9, 0, (3, 4, 5), GREEDY)
     for chunks in (CHUNKS, [*CHUNKS, long]):
         expected = runner.logits(runner.build(plan_of(chunks), adapters))
         assert not added
-        compiled = make_runner(folder, cpu_lora)
+        compiled = make_runner(folder, compiled_kernels)
         located = {key: compiled.locate(weights) for key, weights in adapters.items()}
         logits = compiled.logits(compiled.build(plan_of(chunks), located))
         scale = expected.abs().max().item()
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5 * scale)
-        assert len(added) == 3 * NUM_LAYERS + 1
+        # q with v, and down, of each layer, and the head.
+        assert len(added) == 2 * NUM_LAYERS + 1
         added.clear()

@@ -62,7 +62,7 @@ def copied(llama: Path, tmp_path: Path) -> Path:
 
 def test_a_loaded_model_tells_its_shape(llama: Path) -> None:
     model = load(llama)
-    layer = LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None)
+    layer = LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None, group=2)
     assert model.layers == (layer,) * 3
     assert (model.vocab_size, model.max_model_len) == (320, 256)
     assert (model.dtype, model.head_path) == (torch.float32, "lm_head")

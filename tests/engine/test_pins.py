@@ -74,11 +74,12 @@ async def test_pins_that_would_block_others_are_refused_and_shown(
     worker: SimulatedWorker, address: UnixAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connected(address) as client:
-        client.pin(pins(1, "xxx", "yyy", floors={"u": 9}))
+        client.pin(pins(1, "xxx", "yyy", floors={"u": 9}, host_floors={"v": 9}))
         report = await client.residency()
         assert report is not None
         assert report.refused_pins == (Pin("t", "yyy"),)
-        assert report.refused_floors == ("u",)
+        assert (report.refused_floors, report.refused_host_floors) == (("u",), ("v",))
+        assert "tenant v has no floor of the host" in caplog.text
         assert "adapter yyy is not pinned: pins and floors may take 50%" in caplog.text
         tokens, _ = await collect(client, build.submit("a", adapter="1234567", tenant="u"))
         assert len(tokens) == 4

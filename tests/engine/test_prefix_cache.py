@@ -151,8 +151,8 @@ def test_to_forget_a_namespace_only_its_own_blocks_are_looked_at() -> None:
     world.run([1, 2, 3, 4, 5])
     world.run([1, 2, 3], Namespace("b", None))
 
-    class Unlooked(dict):  # type: ignore[type-arg]
-        __iter__ = keys = values = items = None  # type: ignore[assignment]
+    class Unlooked(dict):  # type: ignore[type-arg]  # of anything
+        __iter__ = keys = values = items = None  # type: ignore[assignment]  # so that a walk over it fails
 
     world.cache._known, known = Unlooked(world.cache._known), world.cache._known
     assert world.cache.forget(Namespace("c", None)) == []

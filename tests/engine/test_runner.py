@@ -1,7 +1,7 @@
 """One step: tokens, failures that stay with their request, and a base that adapters leave alone."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests import tiny_models
 from tests.engine.packed_greedy import GREEDY, plan_of
+from torch import Tensor
 
 from loraplex.adapters.effects import LoraPair
 from loraplex.adapters.spec import AdapterKey
@@ -19,6 +20,7 @@ from loraplex.engine.lora_linear import LoraLinear
 from loraplex.engine.model import LoadedModel, load_model
 from loraplex.engine.plan import Chunk
 from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
+from loraplex.kernels.linear import Packer
 
 KEY = AdapterKey("tenant", "adapter")
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -99,15 +101,18 @@ def test_without_adapters_a_step_is_that_of_the_plain_layers(
     torch.testing.assert_close(runner.logits(batch), logits, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("is_packed", [False, True])
 def test_linear_layers_keep_their_parameters_and_ties_but_for_packed_ones(
-    folder: Path, dtype: str
+    folder: Path, *, is_packed: bool
 ) -> None:
-    network = load_model(ModelConfig(folder, "tiny", "cpu", dtype)).network
+    def choose(packers: Sequence[Packer], _: Sequence[Tensor]) -> Packer:
+        return packers[0 if is_packed else -1]
+
+    network = load_model(ModelConfig(folder, "tiny", "cpu", "float32"), choose=choose).network
     layer = network.get_submodule(Q_PROJ)
     assert isinstance(layer, LoraLinear)
-    assert layer.weight.is_meta == (layer.packed is not None) == (dtype == "float32")
-    assert (network.lm_head.weight is network.model.embed_tokens.weight) == (dtype == "bfloat16")
+    assert layer.weight.is_meta == layer.group.dense.is_packed == is_packed
+    assert (network.lm_head.weight is network.model.embed_tokens.weight) != is_packed
     plain = tiny_models.load_reference(folder)
     assert network.state_dict().keys() == plain.state_dict().keys()
     assert torch.equal(

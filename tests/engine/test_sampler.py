@@ -20,6 +20,7 @@ from loraplex.engine.sampler import SampledRows
 from loraplex.engine.sampler import sample as sample_rows
 from loraplex.engine.sampling_rows import SampledSpecs, sampling_rows
 from loraplex.engine.seeds import choice_seed, uniform
+from loraplex.kernels.staging import Staging
 
 INF = math.inf
 
@@ -33,7 +34,7 @@ def sample(logits, specs) -> SampledRows:
 
 
 def rows_of(specs, logits):
-    return sampling_rows(SampledSpecs.of(specs), logits.shape[1], logits.device)
+    return sampling_rows(SampledSpecs.of(specs), logits.shape[1], Staging(logits.device))
 
 
 def tokens(logits, specs):

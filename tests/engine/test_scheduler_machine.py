@@ -1,6 +1,6 @@
 """Whatever happens in whatever order, each request gives what it would give alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -126,8 +126,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.residency.fail_load(key)
             self.scheduler.fail_adapter(key, "adapter_load_failed", "unreadable")
 
-    @rule()
-    def step(self) -> None:
+    @rule(num_prompt_tokens=st.integers(1, 30), adapter=st.sampled_from([None, "x", "y", "z"]))
+    def step_while_another_comes(self, num_prompt_tokens: int, adapter: str | None) -> None:
+        self.step(lambda: self.add(num_prompt_tokens, 5, adapter, 1, 1.0, 0, 0))
+
+    @rule(meanwhile=st.just(lambda: None))
+    def step(self, meanwhile: Callable[[], None]) -> None:
+        """`meanwhile` is called after the step was planned, before it ends."""
         plan = self.scheduler.plan(now=0.0)
         assert plan.num_tokens <= 16
         self.loading += plan.loads
@@ -138,6 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             end = min(chunk.start + len(chunk.token_ids), len(self.submits[request_id].prompt))
             self.computed[request_id] = max(end, self.computed.get(request_id, 0))
         self.runner.copy(plan)
+        meanwhile()
         self.take(self.scheduler.commit(plan, self.runner.run(plan)))
         self.runner.poison(self.scheduler.blocks.pool.free())
 
@@ -174,7 +180,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for key in self.loading:
                 self.residency.finish_load(key)
             self.loading.clear()
-            self.step()
+            self.step(lambda: None)
         assert not self.scheduler.has_work, "somebody starves"
         self.scheduler.check()
         assert self.ended.keys() == self.submits.keys()

@@ -23,6 +23,7 @@ def test_the_tokens_that_an_adapter_adds_are_known_once_it_was_read(tmp_path: Pa
     store.put(checkpoint)
     store.put(replace(checkpoint, digest=digest), profile)
     model = SimpleNamespace(device=torch.device("cpu"), shapes=build.base(), weights={})
-    stored = StoredAdapters(store, SimpleNamespace(model=model))  # type: ignore[arg-type]  # all that is read of a runner
+    runner = SimpleNamespace(model=model, reads_b_transposed=False)
+    stored = StoredAdapters(store, runner)  # type: ignore[arg-type]  # all that is read of a runner
     assert stored.read(checkpoint.digest).profile.added_tokens == ()
     assert stored.read(digest).profile.added_tokens == (token,)

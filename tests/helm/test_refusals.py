@@ -15,6 +15,7 @@ OPEN |= {"gatewayFrom", "workerEgress"}
 """Values that are Kubernetes' own objects, or Helm's; they are passed on as they are."""
 OWNED = {"data_dir", "database_url", "secret", "host", "port", "model", "drain_timeout_s"}
 OWNED |= {"worker_address", "worker_token", "worker_tls_cert", "worker_tls_key", "redis_url"}
+OWNED |= {"oidc_client_secret"}
 """Settings that follow from other values of the chart."""
 BOTH = {"LORAPLEX_LOG_LEVEL", "LORAPLEX_ADAPTERS_URL", "LORAPLEX_ADAPTER_CACHE_BYTES"}
 """Settings that gateway and worker may each have."""

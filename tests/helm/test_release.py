@@ -32,7 +32,7 @@ async def release(
     security: Security, tmp_path: Path, unused_tcp_port_factory
 ) -> AsyncIterator[Release]:
     worker_port, port = unused_tcp_port_factory(), unused_tcp_port_factory()
-    worker = await started(security, worker_port)
+    worker = await started(security, worker_port, tmp_path)
     known = _environment_of_the_pod(security, tmp_path, worker_port, port)
     process = await asyncio.create_subprocess_exec(
         *LORAPLEX, "gateway", env=known, stderr=PIPE, cwd=tmp_path

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.helm.chart import environment, render, worker
 from tests.helm.idle_worker import started
@@ -26,9 +27,9 @@ def test_the_workers_address_is_one_that_it_accepts(security: Security) -> None:
 
 
 async def test_a_gateway_trusts_a_worker_with_the_certificate_that_helm_makes(
-    security: Security, unused_tcp_port: int
+    security: Security, unused_tcp_port: int, tmp_path: Path
 ) -> None:
-    server = await started(security, unused_tcp_port)
+    server = await started(security, unused_tcp_port, tmp_path)
     gateway = Security(security.token, security.tls_cert)
     client = StreamClient(TcpAddress("127.0.0.1", unused_tcp_port), gateway, max_events=8)
     client.start()
@@ -39,9 +40,9 @@ async def test_a_gateway_trusts_a_worker_with_the_certificate_that_helm_makes(
 
 
 async def test_the_probe_succeeds_once_the_worker_listens(
-    security: Security, unused_tcp_port: int
+    security: Security, unused_tcp_port: int, tmp_path: Path
 ) -> None:
-    server = await started(security, unused_tcp_port)
+    server = await started(security, unused_tcp_port, tmp_path)
     assert await _probe(unused_tcp_port) == 0
     await server.close()
 

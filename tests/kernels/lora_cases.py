@@ -6,6 +6,7 @@ from itertools import cycle, islice
 import torch
 
 from loraplex.kernels.lora import LoraSegment
+from loraplex.kernels.segments import Slices
 
 IN, OUT = 37, 53
 BASE = -1
@@ -27,6 +28,11 @@ ASSIGNMENTS: Mapping[
     "identical": lambda n: [0] * n,
     "skewed": lambda n: [BASE] * (n // 3) + [0] * (n - n // 3 - 1) + [1],
 }
+
+
+def one_module(module: int = 0, *, widths: tuple[int, int] = (IN, OUT)) -> Slices:
+    in_width, out_width = widths
+    return Slices.of([module], [out_width], in_width)
 
 
 def make_batch(

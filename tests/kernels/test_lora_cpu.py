@@ -1,7 +1,7 @@
 """The compiled kernel of CPUs, against the reference."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,23 +13,24 @@ from tests.kernels.lora_cases import (
     ROWS,
     TOLERANCES,
     make_batch,
+    make_segment,
     make_segments,
     mixed_rank_batches,
+    one_module,
 )
 
+from loraplex.kernels.cpu_kernels import CpuKernels
 from loraplex.kernels.lora import LoraSegment, add_lora
-from loraplex.kernels.lora_cpu import CpuLora, CpuModuleSegments, CpuSegments, compile_lora
+from loraplex.kernels.lora_cpu import CpuLora, CpuModuleSegments, CpuSegments, transposed_in_memory
 from loraplex.kernels.lora_reference import add_lora_reference
-from loraplex.kernels.segments import TableRows, lora_table
+from loraplex.kernels.segments import LoraTable, Slices, TableRows, lora_table
 
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@pytest.fixture(scope="session")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> CpuLora:
-    compiled = compile_lora(tmp_path_factory.mktemp("kernels"))
-    assert compiled is not None, "the tests need a C++ compiler"
-    return compiled
+@pytest.fixture
+def kernel(any_kernels: CpuKernels) -> CpuLora:
+    return any_kernels.lora
 
 
 def located(
@@ -47,7 +48,7 @@ def located(
             b_is_transposed=True,
         )
         rows.append(TableRows(start, end, table))
-    module = CpuSegments.of(rows, kernel).at(0)
+    module = CpuSegments.of(rows, kernel).at(one_module(widths=widths))
     assert module is not None
     return module
 
@@ -90,23 +91,138 @@ def test_any_width_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_has_the_same_bits_alone_and_in_a_batch_on_any_number_of_threads(
-    kernel: CpuLora, dtype: torch.dtype
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 8, 9, 34])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch_on_any_number_of_threads(
+    kernel: CpuLora, num_rows: int, dtype: torch.dtype
 ) -> None:
-    torch.manual_seed(3)
-    y, x = make_batch(7, dtype)
-    segments = make_segments([0, 1, 1, 2, 2, 2, 3], 33, dtype)
+    torch.manual_seed(num_rows)
+    widths = (37, 117)  # parts of vectors, panels and tiles
+    y, x = make_batch(num_rows + 3, dtype, widths=widths)
+    others = [make_segment(row, row + 1, 7 * row + 1, dtype, widths=widths) for row in (0, 1, 2)]
+    own = make_segment(3, 3 + num_rows, 33, dtype, widths=widths)
     together, alone = y.clone(), y.clone()
     num_threads = torch.get_num_threads()
     torch.set_num_threads(2)
-    add_lora(together, x, located(kernel, segments))
+    add_lora(together, x, located(kernel, [*others, own], widths))
     torch.set_num_threads(1)
-    for segment in segments:
+    for segment in (*others, own):
+        one = located(kernel, [segment._replace(start=0, end=1)], widths)
         for row in range(segment.start, segment.end):
-            one = segment._replace(start=0, end=1)
-            add_lora(alone[row : row + 1], x[row : row + 1], located(kernel, [one]))
+            add_lora(alone[row : row + 1], x[row : row + 1], one)
     torch.set_num_threads(num_threads)
     assert torch.equal(together, alone)
+
+
+WIDTHS = (53, 16, 24)
+"""Of modules that see one input."""
+
+
+class Affine(NamedTuple):
+    gain: torch.Tensor | None = None
+    offset: torch.Tensor | None = None
+
+
+def table_of(
+    ranks: tuple[int, ...], dtype: torch.dtype, affines: tuple[Affine | None, ...] = ()
+) -> LoraTable:
+    pairs = [
+        LoraSegment(
+            0,
+            0,
+            torch.randn(rank, IN).to(dtype),
+            transposed_in_memory((torch.randn(width, rank) / max(rank, 1)).to(dtype)),
+            0.7,
+        )
+        for rank, width in zip(ranks, WIDTHS, strict=True)
+    ]
+    return lora_table(
+        pairs,
+        [(width, IN) for width in WIDTHS],
+        dtype=dtype,
+        device=torch.device("cpu"),
+        b_is_transposed=True,
+        affines=affines,
+    )
+
+
+def expected_of(
+    y: torch.Tensor, x: torch.Tensor, rows: list[TableRows], order: tuple[int, ...]
+) -> torch.Tensor:
+    """By the reference, column after column, with gains and offsets in float64."""
+    result, first = y.double(), 0
+    for module in order:
+        columns = slice(first, first + WIDTHS[module])
+        first += WIDTHS[module]
+        for start, end, table in rows:
+            own = result[start:end, columns]
+            pair = table.pairs[module]._replace(start=0, end=end - start)
+            own.copy_(add_lora_reference(own, x[start:end], [pair]))
+            affine = table.affines[module] if table.affines else None
+            if affine is not None and affine.gain is not None:
+                own *= affine.gain
+            if affine is not None and affine.offset is not None:
+                own += affine.offset
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 40])
+def test_modules_that_share_an_input_each_get_their_columns_ranks_gains_and_offsets(
+    kernel: CpuLora, num_rows: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(num_rows)
+    gain, offset = torch.rand(WIDTHS[1]) + 0.5, torch.randn(WIDTHS[1])
+    rows = [
+        TableRows(1, 2, table_of((8, 0, 5), dtype)),
+        TableRows(2, 3, table_of((0, 0, 64), dtype)),
+        TableRows(3, 4, table_of((0, 0, 0), dtype, (None, Affine(offset=offset), None))),
+        TableRows(4, 4 + num_rows, table_of((3, 9, 0), dtype, (None, Affine(gain, offset), None))),
+        TableRows(
+            4 + num_rows, 5 + num_rows, table_of((3, 9, 1), dtype, (None, Affine(gain), None))
+        ),
+    ]
+    order = (2, 0, 1)
+    slices = Slices.of(order, [WIDTHS[module] for module in order], IN)
+    y, x = make_batch(5 + num_rows, dtype, widths=(IN, slices.width + 5))
+    before = y.clone()
+    expected = expected_of(y[:, : slices.width], x, rows, order)
+    step = CpuSegments.of(rows, kernel)
+    add_lora(y, x, step.at(slices))
+    relative, absolute = TOLERANCES[dtype]
+    torch.testing.assert_close(
+        y[:, : slices.width].double(), expected, rtol=relative, atol=2 * absolute
+    )
+    assert torch.equal(y[0], before[0])
+    assert torch.equal(y[:, slices.width :], before[:, slices.width :])
+    middle, first = WIDTHS[2], WIDTHS[2] + WIDTHS[0]
+    assert torch.equal(y[1, first : slices.width], before[1, first : slices.width])
+    assert torch.equal(y[2, middle : slices.width], before[2, middle : slices.width])
+
+
+def test_modules_that_no_adapter_touches_have_no_segments(kernel: CpuLora) -> None:
+    step = CpuSegments.of([TableRows(0, 1, table_of((0, 4, 0), torch.float32))], kernel)
+    assert step.at(Slices.of([0, 2], [WIDTHS[0], WIDTHS[2]], IN)) is None
+    assert step.at(Slices.of([0, 1], [WIDTHS[0], WIDTHS[1]], IN)) is not None
+    with pytest.raises(ValueError, match=r"module 1 is \(16, 37\), not \(17, 37\)"):
+        step.at(Slices.of([1], [17], IN))
+
+
+def test_updates_of_many_rows_and_large_ranks_on_two_threads_equal_the_reference(
+    kernel: CpuLora,
+) -> None:
+    torch.manual_seed(5)
+    y, x = make_batch(200, torch.float32, widths=(130, 200))
+    ranks = ((0, 1, 512), (1, 70, 128), (70, 200, 16))
+    segments = [
+        make_segment(start, end, rank, torch.float32, widths=(130, 200))
+        for start, end, rank in ranks
+    ]
+    expected = add_lora_reference(y, x, segments)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    add_lora(y, x, located(kernel, segments, (130, 200)))
+    torch.set_num_threads(num_threads)
+    torch.testing.assert_close(y.double(), expected, rtol=2e-6, atol=2e-5)
 
 
 def test_rows_outside_all_segments_keep_their_bits(kernel: CpuLora) -> None:
@@ -127,60 +243,6 @@ def test_numbers_that_are_not_finite_stay_in_their_row(kernel: CpuLora) -> None:
         assert y[1].isfinite().all()
 
 
-def test_without_a_compiler_there_is_no_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert compile_lora(tmp_path) is None
-
-
-FAILS = "{ echo no space left >&2; exit 1; }"
-
-
-@pytest.mark.parametrize(
-    "script", [f"#!/bin/sh\n{FAILS}\n", f'#!/bin/sh\n[ "$1" = --version ] || {FAILS}\n']
-)
-def test_a_compiler_that_fails_is_told_and_done_without(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    script: str,
-) -> None:
-    compiler = tmp_path / "bin" / "c++"
-    compiler.parent.mkdir()
-    compiler.write_text(script)
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{compiler.parent}:/bin:/usr/bin")
-    assert compile_lora(tmp_path / "kernels") is None
-    assert "no space left" in caplog.text
-
-
-def test_a_kernel_is_compiled_once(tmp_path: Path) -> None:
-    assert compile_lora(tmp_path) is not None
-    (library,) = tmp_path.iterdir()
-    made_at = library.stat().st_mtime_ns
-    assert compile_lora(tmp_path) is not None
-    assert [each.stat().st_mtime_ns for each in tmp_path.iterdir()] == [made_at]
-
-
-@pytest.mark.parametrize("harm", ["cut off", "another's", "open to all"])
-def test_a_library_that_cannot_be_trusted_is_compiled_anew(
-    tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert compile_lora(tmp_path / "first") is not None
-    (made,) = (tmp_path / "first").iterdir()
-    library = tmp_path / "second" / made.name
-    library.parent.mkdir()
-    library.write_bytes(b"" if harm == "cut off" else made.read_bytes())
-    library.chmod(0o777 if harm == "open to all" else 0o700)
-    owner = library.stat().st_uid
-    monkeypatch.setattr("os.geteuid", lambda: owner + (harm == "another's"))
-    before = library.stat().st_ino
-    assert compile_lora(library.parent) is not None
-    assert library.stat().st_size == made.stat().st_size
-    assert library.stat().st_ino != before
-
-
 def test_a_module_that_an_adapter_leaves_alone_keeps_its_bits(kernel: CpuLora) -> None:
     y, x = torch.full((2, OUT), -0.0), torch.randn(2, IN)
     (pair,) = make_segments([0], 8, torch.float32)
@@ -188,7 +250,7 @@ def test_a_module_that_an_adapter_leaves_alone_keeps_its_bits(kernel: CpuLora) -
     given = {"dtype": torch.float32, "device": torch.device("cpu"), "b_is_transposed": True}
     there = lora_table([pair._replace(b=pair.b.T.contiguous().T)], shape, **given)
     rows = [TableRows(0, 1, lora_table([None], shape, **given)), TableRows(1, 2, there)]
-    module = CpuSegments.of(rows, kernel).at(0)
+    module = CpuSegments.of(rows, kernel).at(one_module())
     assert module is not None
     add_lora(y, x, module)
     assert torch.signbit(y[0]).all()

@@ -22,6 +22,7 @@ from tests.kernels.lora_cases import (
     make_segment,
     make_segments,
     mixed_rank_batches,
+    one_module,
     unlike_assignments,
 )
 
@@ -46,7 +47,9 @@ def table_rows(segment: LoraSegment, dtype: torch.dtype) -> TableRows:
 
 
 def located(segments: list[LoraSegment], dtype: torch.dtype = torch.float32) -> ModuleSegments:
-    at = step_segments([table_rows(segment, dtype) for segment in segments]).at(0)
+    step = step_segments([table_rows(segment, dtype) for segment in segments])
+    widths = segments[0].a.shape[1], segments[0].b.shape[0]
+    at = step.at(one_module(widths=widths))
     assert at is not None
     return at
 
@@ -149,7 +152,7 @@ def test_a_row_that_is_not_finite_stays_alone() -> None:
 
 def test_a_module_that_no_adapter_targets_has_no_segments() -> None:
     rank_0 = LoraSegment(0, 1, torch.zeros(0, IN), torch.zeros(OUT, 0), 1.0)
-    assert step_segments([table_rows(rank_0, torch.float32)]).at(0) is None
+    assert step_segments([table_rows(rank_0, torch.float32)]).at(one_module()) is None
 
 
 def test_an_adapter_that_leaves_the_module_alone_changes_nothing() -> None:
@@ -186,7 +189,7 @@ def test_a_table_has_an_entry_for_each_module() -> None:
     for module, pair in enumerate(pairs):
         y, x = make_batch(2, torch.float32, widths=widths[module])
         expected = add_lora_reference(y, x, [pair])
-        add_lora(y, x, step.at(module))
+        add_lora(y, x, step.at(one_module(module, widths=widths[module])))
         torch.testing.assert_close(y.double(), expected, rtol=2e-6, atol=1e-5)
 
 

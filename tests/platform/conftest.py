@@ -26,12 +26,13 @@ from loraplex.tenants import admin_keys, api_keys, directory
 from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.ledger import UsageRecord, list_usage
-from loraplex.tenants.limits import Limits
-from loraplex.tenants.quotas import MemoryQuotas
+from loraplex.tenants.limit_policies import policy_id
+from loraplex.tenants.quota_tables import LimitPolicy
+from loraplex.tenants.quotas_memory import MemoryQuotas
+from loraplex.tenants.scoped_limits import Dimension, Scope
 
 PEPPER = b"p" * 32
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
-DEFAULTS = Limits(requests_per_minute=10_000, tokens_per_minute=1_000_000, concurrency=1000)
 
 
 @dataclass
@@ -77,6 +78,36 @@ class Gateway:
     async def make_tenant(self, name: str, **limits: int) -> tuple[TenantRecord, str]:
         return await make_tenant(self.resources, name, **limits)
 
+    async def put_limit(
+        self,
+        scope: Scope,
+        dimension: Dimension,
+        value: int,
+        *,
+        adapter: str = "",
+        key: str | None = None,
+        **fields: object,
+    ) -> None:
+        """Store a limit of a key, its project or tenant, or of an adapter."""
+        edition = await self.services.catalogue.current()
+        stored = await edition.key((key or self.key).split("_")[1])
+        assert stored is not None
+        owner = stored.principal
+        ids = {"tenant": owner.tenant_id, "project": owner.project_id, "key": owner.key_id}
+        scope_id = ids.get(scope, adapter)
+        row = LimitPolicy(
+            id=policy_id(owner.tenant_id, scope, scope_id, dimension),
+            tenant_id=owner.tenant_id,
+            scope=scope,
+            scope_id=scope_id,
+            dimension=dimension,
+            value=value,
+            updated_at=NOW,
+            **({"mode": "enforce"} | fields),
+        )
+        async with self.resources.database.session() as session:
+            session.add(row)
+
     async def publish(self, name: str, digest: str, tenant: TenantRecord | None = None) -> None:
         publication = Publication(name, digest, 8, 1000, "tiny")
         async with self.resources.database.session() as session:
@@ -116,6 +147,9 @@ def settings(tmp_path: Path, gateway_database_url: str) -> Settings:
         database_url=gateway_database_url,
         max_body_bytes=100_000,
         drain_timeout_s=5,
+        requests_per_minute=10_000,
+        tokens_per_minute=1_000_000,
+        concurrency=1000,
     )
 
 
@@ -127,7 +161,7 @@ async def resources(settings: Settings) -> AsyncIterator[Resources]:
     yield Resources(
         settings=settings,
         database=database,
-        quotas=MemoryQuotas(DEFAULTS, time.monotonic_ns),
+        quotas=MemoryQuotas(time.monotonic_ns),
         engine=engine,
         pepper=PEPPER,
         clock=NOW.timestamp,
@@ -159,7 +193,12 @@ async def server(gateway: Gateway) -> AsyncIterator[str]:
     """The gateway on a socket, with the server that production has; the address of its root."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        gateway.app, http="httptools", lifespan="off", log_config=None, access_log=False
+        gateway.app,
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
     )
     running = uvicorn.Server(config)
     serving = asyncio.create_task(running.serve(sockets=[listener]))

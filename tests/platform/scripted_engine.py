@@ -16,6 +16,12 @@ from loraplex.engine.errors import (
     EngineUnavailable,
     RequestFailed,
 )
+from loraplex.engine.journal_protocol import (
+    JournalEntry,
+    JournalHour,
+    JournalReport,
+    JournalTotals,
+)
 from loraplex.engine.protocol import (
     Explained,
     Finished,
@@ -37,6 +43,9 @@ def explained(request_id: str) -> Explained:
         request_id=request_id, state="waiting", waits_for="share", waited_ms={"share": 2.5}
     )
 
+
+DIGEST = bytes(range(16))
+"""What the scripted engine and the scripted worker say of each output."""
 
 PASSED = SelfTest(
     method="reference",
@@ -66,6 +75,27 @@ def residency_report(query_id: int) -> ResidencyReport:
         refused_pins=(),
         refused_floors=(),
     )
+
+
+class ScriptedJournal:
+    """The journal of the scripted engine and of the scripted worker: what the test put there."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, JournalEntry] = {}
+        self.hours: list[JournalHour] = []
+        self.since_s = 0.0
+        self.asked_from_s: list[float] = []
+
+    def report(
+        self, query_id: int, request_ids: Sequence[str], accepted_from_s: float
+    ) -> JournalReport:
+        self.asked_from_s.append(accepted_from_s)
+        known = tuple(self.entries[asked] for asked in request_ids if asked in self.entries)
+        return JournalReport(query_id=query_id, entries=known, since_s=self.since_s)
+
+    def totals(self, query_id: int, from_s: float, until_s: float) -> JournalTotals:
+        hours = tuple(hour for hour in self.hours if from_s <= hour.start_s < until_s)
+        return JournalTotals(query_id=query_id, hours=hours, since_s=self.since_s)
 
 
 class ScriptedRun:
@@ -110,6 +140,7 @@ class ScriptedRun:
             usage=usage,
             queue_ms=1.5,
             waited_ms={"kv": 1.5},
+            output_digest=DIGEST,
         )
         self.over.set()
         return self.ending
@@ -146,6 +177,8 @@ class ScriptedEngine:
         self.dropped: list[tuple[str, str]] = []
         self.pins: Pins | None = None
         self.report = residency_report(0)
+        self.journaled = ScriptedJournal()
+        self.journal_failure = ""
         self.metrics_text = "worker_steps_total 1\n"
         self.answer: Callable[[ScriptedEngine, str], None] | None = None
         self.self_test: SelfTest | EngineError | str | None = PASSED
@@ -165,6 +198,9 @@ class ScriptedEngine:
     @property
     def connected(self) -> bool:
         return self.is_connected
+
+    async def close(self) -> None:
+        self.is_connected = False
 
     async def wait_connected(self) -> None:
         assert self.is_connected
@@ -215,6 +251,16 @@ class ScriptedEngine:
 
     async def residency(self) -> ResidencyReport | None:
         return self.report if self.is_connected else None
+
+    async def journal(
+        self, request_ids: Sequence[str], accepted_from_s: float = 0.0
+    ) -> JournalReport | None:
+        if not self.is_connected:
+            return None
+        return self.journaled.report(0, request_ids, accepted_from_s)
+
+    async def journal_totals(self, from_s: float, until_s: float) -> JournalTotals | None:
+        return self.journaled.totals(0, from_s, until_s) if self.is_connected else None
 
     async def metrics(self) -> str:
         return self.metrics_text if self.is_connected else ""
@@ -313,6 +359,10 @@ class ScriptedEngine:
                 run.over.set()
                 run.put(EngineUnavailable("the worker went away"))
         self.runs = {k: run for k, run in self.runs.items() if run.ending is not None}
+
+    def fail_journal(self, failure: str) -> None:
+        """Or let it work again: empty."""
+        self.journal_failure = failure
 
     async def settled(self) -> None:
         """Return when readers that can read have read all that was done above."""

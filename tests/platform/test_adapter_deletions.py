@@ -23,6 +23,8 @@ from loraplex.adapters.registry.registry import Standing
 from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.app import create_app
 from loraplex.platform.services import Resources, build_services
+from loraplex.tenants import audit
+from loraplex.tenants.directory import TenantRecord
 
 
 @pytest.fixture
@@ -31,7 +33,9 @@ def gateway_database_url(database_url: str) -> str:
 
 
 @asynccontextmanager
-async def gateway_on(resources: Resources, gateway: Gateway) -> AsyncIterator[Gateway]:
+async def gateway_on(
+    resources: Resources, tenant: TenantRecord, key: str
+) -> AsyncIterator[Gateway]:
     """One more gateway on the same database, with a worker of its own."""
     engine = ScriptedEngine(model_info())
     engine.answer = says("Hel", "lo")
@@ -42,10 +46,12 @@ async def gateway_on(resources: Resources, gateway: Gateway) -> AsyncIterator[Ga
         await stack.enter_async_context(app.router.lifespan_context(app))
         client = await stack.enter_async_context(
             httpx.AsyncClient(
-                transport=transport, base_url="http://second", headers=gateway.headers
+                transport=transport,
+                base_url="http://second",
+                headers={"authorization": f"Bearer {key}"},
             )
         )
-        yield Gateway(app, engine, own, gateway.tenant, gateway.key, client)
+        yield Gateway(app, engine, own, tenant, key, client)
 
 
 async def standing(gateway: Gateway, number: int = 1) -> Standing:
@@ -244,7 +250,7 @@ async def test_the_worker_is_told_of_pins_again_after_each_drop(gateway: Gateway
 async def test_a_version_drains_on_all_gateways_before_its_bytes_go(
     gateway: Gateway, tmp_path: Path
 ) -> None:
-    async with gateway_on(gateway.resources, gateway) as other:
+    async with gateway_on(gateway.resources, gateway.tenant, gateway.key) as other:
         digest = (await upload(gateway, build.save(tmp_path / "mine"))).json()["digest"]
         request_id, asked = await begin(other)
         await delete(gateway)
@@ -264,7 +270,7 @@ async def test_a_version_drains_on_all_gateways_before_its_bytes_go(
 
 
 async def test_a_forced_deletion_ends_requests_on_another_gateway(gateway: Gateway) -> None:
-    async with gateway_on(gateway.resources, gateway) as other:
+    async with gateway_on(gateway.resources, gateway.tenant, gateway.key) as other:
         await gateway.publish("support", "d1")
         _, asked = await begin(other)
         await delete(gateway, "force")
@@ -278,7 +284,7 @@ async def test_a_forced_deletion_ends_requests_on_another_gateway(gateway: Gatew
 async def test_a_flip_on_one_gateway_is_seen_by_the_next_request_on_another(
     gateway: Gateway,
 ) -> None:
-    async with gateway_on(gateway.resources, gateway) as other:
+    async with gateway_on(gateway.resources, gateway.tenant, gateway.key) as other:
         for digest in ("d1", "d2"):
             await gateway.publish("support", digest)
         for version in (1, 2, 1):
@@ -290,23 +296,23 @@ async def test_a_flip_on_one_gateway_is_seen_by_the_next_request_on_another(
 
 async def test_a_gateway_that_has_ended_is_not_waited_for(gateway: Gateway) -> None:
     await gateway.publish("support", "d1")
-    async with gateway_on(gateway.resources, gateway):
+    async with gateway_on(gateway.resources, gateway.tenant, gateway.key):
         pass
     await delete(gateway)
     assert (await standing(gateway)).status == "deleted"
 
 
 async def test_what_a_killed_process_began_to_delete_is_finished_at_the_next_start(
-    gateway: Gateway,
+    resources: Resources,
 ) -> None:
-    await gateway.publish("support", "d1")
-    async with gateway.resources.database.session() as session:
-        name = AdapterName(gateway.tenant.id, "support")
-        act = life_cycle.Act("cli", gateway.resources.now())
-        await life_cycle.delete_adapter(session, act, name, "drain")
-    await gateway.services.adapter_deletions.leave()
-    async with gateway_on(gateway.resources, gateway):
-        assert (await standing(gateway)).status == "deleted"
+    tenant, key = await make_tenant(resources, "acme")
+    async with gateway_on(resources, tenant, key) as killed:
+        await killed.publish("support", "d1")
+    async with resources.database.session() as session:
+        act = life_cycle.Act(audit.CLI, resources.now())
+        await life_cycle.delete_adapter(session, act, AdapterName(tenant.id, "support"), "drain")
+    async with gateway_on(resources, tenant, key) as started:
+        assert (await standing(started)).status == "deleted"
 
 
 async def test_bytes_that_the_tenant_has_under_another_name_stay_in_the_worker(
@@ -350,7 +356,7 @@ async def test_requests_and_deletions_at_once_end_well_or_with_a_clear_error(
     """Whatever the order: a request is answered by the version that it was resolved to, or told
     why not; and then nothing is left of what was deleted."""
     folder = build.save(tmp_path / "mine")
-    async with gateway_on(gateway.resources, gateway) as other:
+    async with gateway_on(gateway.resources, gateway.tenant, gateway.key) as other:
         for mode in ("drain", "force"):
             await upload(gateway, folder)
             asked = [(gateway, other)[i % 2].chat(model="acme/support") for i in range(8)]

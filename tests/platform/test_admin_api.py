@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.platform.scripted_engine import ScriptedEngine
 
 from loraplex.platform.api.admin.admin import router
 from loraplex.platform.services import Resources
-from loraplex.tenants import api_keys
+from loraplex.tenants import api_keys, stored_keys
 
 LATE = "9999-12-31T23:59:59-23:59"
 BEFORE_TIME, AFTER_TIME = "0001-01-01T00:00:00%2B23:59", LATE
@@ -45,23 +46,19 @@ def routes() -> list[tuple[str, str]]:
     return sorted((method.upper(), path) for path in paths for method in paths[path])
 
 
-def test_there_are_the_routes_that_the_next_tests_go_through() -> None:
-    assert len(routes()) == 36
-
-
-@pytest.mark.parametrize(("method", "path"), routes())
-async def test_every_route_refuses_whoever_is_no_operator(
-    gateway: Gateway, method: str, path: str
-) -> None:
-    url = path.replace("{tenant}", "acme").replace("{key_id}", "k").replace("{number}", "1")
-    for key, status, code in (
-        (None, 401, "invalid_api_key"),
-        (gateway.key, 403, "admin_key_required"),
-        ("lpxadm_nonsense", 401, "invalid_api_key"),
-    ):
-        headers = {"authorization": f"Bearer {key}" if key else ""}
-        response = await gateway.client.request(method, url, headers=headers, content=b"{bad")
-        assert (response.status_code, problem_of(response)["code"]) == (status, code)
+async def test_every_route_refuses_whoever_is_no_operator(gateway: Gateway) -> None:
+    assert len(routes()) > 60
+    for method, path in routes():
+        url = re.sub(r"{\w+}", "1", path)
+        for key, status, code in (
+            (None, 401, "invalid_api_key"),
+            (gateway.key, 403, "admin_key_required"),
+            ("lpxadm_nonsense", 401, "invalid_api_key"),
+        ):
+            headers = {"authorization": f"Bearer {key}" if key else ""}
+            response = await gateway.client.request(method, url, headers=headers, content=b"{bad")
+            found = (response.status_code, problem_of(response)["code"])
+            assert found == (status, code), (method, path)
 
 
 async def test_an_admin_key_opens_no_route_of_tenants(
@@ -94,6 +91,8 @@ async def test_a_tenant_is_made_shown_changed_and_suspended(
         "adapter_floor_bytes": None,
         "adapter_cap_bytes": None,
         "adapter_pin_bytes": None,
+        "adapter_host_floor_bytes": None,
+        "adapter_host_cap_bytes": None,
     }
     assert changed["weight"] == 2
     assert (await admin.patch("/tenants/initech", json={"weight": 5})).json()["weight"] == 5
@@ -152,7 +151,7 @@ async def test_changed_limits_hold_for_the_next_request(
         ),
         ("POST", "/tenants/acme/keys", {"expires_at": LATE}, 400, "invalid_value", "expires_at"),
         ("POST", "/prices", PRICE | {"valid_from": LATE}, 400, "invalid_value", "valid_from"),
-        ("GET", "/usage/summary?group_by=key", None, 400, "invalid_value", "group_by"),
+        ("GET", "/usage/summary?group_by=person", None, 400, "invalid_value", "group_by"),
         ("GET", "/usage/summary?group_by=hour&group_by=day", None, 400, "invalid_value", None),
         ("POST", "/tenants/acme/keys", {"expires_at": "soon"}, 400, "invalid_value", "expires_at"),
         ("POST", "/tenants/acme/keys/k/revoke", {}, 404, "key_not_found", None),
@@ -320,7 +319,7 @@ async def test_a_key_creation_sent_again_shows_the_same_key_which_is_stored_nowh
     other = await admin.post("/tenants/acme/keys", json={}, headers={"idempotency-key": "k2"})
     assert other.json()["key"] != first["key"]
     async with gateway.resources.database.reader() as session:
-        principal = await api_keys.verify(session, first["key"], PEPPER, NOW)
+        principal = await stored_keys.verify(session, first["key"], PEPPER, NOW)
         assert principal.key_id == first["id"]
         assert len(await api_keys.list_keys(session, gateway.tenant.id)) == 3
     secret = first["key"].split("_")[2]

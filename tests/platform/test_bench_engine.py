@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,20 +14,19 @@ from loraplex.engine.config import ModelConfig
 from loraplex.engine.lora_linear import LoraLinear
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
-from loraplex.platform.bench.engine import EngineResult
-from loraplex.platform.bench.machine import Machine
+from loraplex.platform.bench.bare import without_lora
 from loraplex.platform.bench.phases import PHASES
 from loraplex.platform.bench.random_model import LlamaShape, write_random_llama
-from loraplex.platform.bench.report import as_json, ratios
-from loraplex.platform.bench.series import EnginePlan, Series
-from loraplex.platform.bench.subject import without_lora
 from loraplex.platform.cli.bench import app
 from loraplex.platform.processor import cpu_name
 
 MACHINE = {"cpu", "cores", "threads", "device", "torch", "python", "dtype", "load_average"}
 RATIOS = {
-    *("decode_over_peft_16", "lora_over_base_16", "distinct_over_identical_16"),
-    *("idle_tax", "cold_over_warm_ttft"),
+    *("decode_over_peft_16", "decode_over_mistralrs_16", "decode_over_vllm_16"),
+    *("prefill_over_vllm_16", "base_over_vllm_base_16"),
+    *("lora_over_base_16", "distinct_over_identical_16", "idle_tax", "cold_over_warm_ttft"),
+    *("step_over_floor_16", "lora_extra_over_floor_16", "prefill_lora_over_base_16"),
+    *("r128_beside_r8", "scale_2000_over_5"),
 }
 
 
@@ -51,19 +48,20 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def printed(model: Path, out: Path, data_dir: Path) -> list[str]:
-    """What the command prints when it measures everything."""
+    """What the command prints when it measures everything beside PEFT."""
     options = ["--requests", "2,17", "--new-tokens", "3", "--prompt-tokens", "5", "--repeats", "2"]
     where = ["--model", str(model), "--data-dir", str(data_dir), "--out", str(out)]
-    command = [sys.executable, "-m", "loraplex.platform.cli.main", "bench", "engine"]
-    done = subprocess.run(
-        [*command, *where, *options, "--profile", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    assert "repetition 2 of 2" in done.stderr
-    return done.stdout.splitlines()
+    threads = ["--threads", str(torch.get_num_threads())]
+    command = ["engine", *where, *options, *threads, "--profile", "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    told = result.stderr.splitlines()
+    assert {"warming up: loading the adapters", "warming up: peft, distinct"} <= {*told}
+    turns = [line for line in told if line.startswith("repetition 1 of 2, case ")]
+    assert "case 1 of" in turns[0]
+    assert f"case {len(turns)} of {len(turns)}: " in turns[-1]
+    assert "repetition 2 of 2" in result.stderr
+    return result.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +94,17 @@ def test_every_case_is_measured_at_every_size_and_every_rank_warm_and_cold(repor
         if row["metric"] == "decode_tokens_per_s"
     }
     ours = [("loraplex", case) for case in ("distinct", "identical", "base", "base_lora_off")]
-    cases = [*ours, ("peft", "distinct")]
+    cases = [*ours, ("peft", "distinct"), ("peft", "base")]
     assert decode == {(*case, size) for size in (2, 17) for case in cases}
+    prefill = {
+        (row["engine"], row["case"], row["num_requests"])
+        for row in rows
+        if row["metric"] == "prefill_ms"
+    }
+    assert prefill == decode
     ttft = {(row["case"], row["rank"]) for row in rows if row["metric"] == "ttft_ms"}
     assert ttft == {(case, rank) for case in ("warm", "cold") for rank in (8, 16, 32, 64)}
-    assert len(rows) == len(decode) + len(ttft)
+    assert len(rows) == len(decode) + len(prefill) + len(ttft)
     for row in rows:
         assert 0 < row["min"] <= row["median"] <= row["max"]
         assert row["repeats"] == 2
@@ -112,11 +116,10 @@ def test_the_engine_and_peft_do_the_same_work(report: dict) -> None:
 
 def test_a_ratio_whose_parts_were_not_measured_is_null(report: dict) -> None:
     ratios = report["ratios"]
-    assert [name for name in ratios if ratios[name] is None] == [
-        "decode_over_peft_16",
-        "lora_over_base_16",
-        "distinct_over_identical_16",
-    ]
+    assert {name for name in ratios if ratios[name] is not None} == {
+        "idle_tax",
+        "cold_over_warm_ttft",
+    }
     assert ratios["idle_tax"] > 0
 
 
@@ -137,8 +140,38 @@ def test_out_holds_the_table_as_markdown_and_a_chart(printed: list[str], out: Pa
     assert printed
     page = (out / "engine.md").read_text()
     assert "![Throughput and TTFT](engine.png)" in page
-    assert "| requests | distinct | one adapter | base | base, LoRA off | PEFT, distinct |" in page
+    columns = "distinct | one adapter | base | base, LoRA off | PEFT, distinct | PEFT, base |"
+    assert f"| requests | {columns}" in page
     assert (out / "engine.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_floors_ranks_and_scale_are_measured_where_they_are_asked_for(
+    model: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    tiny = ("--requests", "1", "--new-tokens", "2", "--prompt-tokens", "2", "--repeats", "1")
+    more = ("--floors", "--ranks", "--scale", "--registered", "40", "--out", str(tmp_path))
+    result = invoke("--model", str(model), "--data-dir", str(data_dir), "--json", *tiny, *more)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    ratios = report["ratios"]
+    for name in ("step_over_floor_16", "lora_extra_over_floor_16", "prefill_lora_over_base_16"):
+        assert ratios[name] is not None
+    assert ratios["step_over_floor_16"] > 0
+    assert ratios["r128_beside_r8"] is not None
+    assert ratios["scale_2000_over_5"] is None  # of 40, which `scale` has
+    assert report["floors_ms"].keys() == {"step", "lora"}
+    assert report["ranks"]["rank_sums"] == [128, 160, 224, 248, 352, 448, 480, 600]
+    assert len(report["ranks"]["step_ms"]) == 8
+    assert report["ranks"]["r_squared"] <= 1
+    scale = report["scale"]
+    assert scale["num_registered"] == 40
+    assert scale["over_5"] > 0
+    assert scale["on_device"] <= 32 < scale["num_loads"]
+    rates = {row["num_registered"]: row for row in report["rows"] if row["case"] == "registered"}
+    assert rates.keys() == {5, 40}
+    page = (tmp_path / "engine.md").read_text()
+    for title in ("## Floors", "## Steps by Σ rank", "## Registered adapters"):
+        assert title in page
 
 
 def test_without_json_it_prints_tables(model: Path, data_dir: Path) -> None:
@@ -149,60 +182,20 @@ def test_without_json_it_prints_tables(model: Path, data_dir: Path) -> None:
     assert "PEFT" not in result.stdout
 
 
-def test_the_compiled_kernel_is_kept_for_the_next_run(printed: list[str], data_dir: Path) -> None:
-    assert printed
-    assert list((data_dir / "kernels").glob("*.so"))
-
-
-def test_ratios_are_medians_of_the_ratios_within_a_repetition() -> None:
-    def decode(engine: str, case: str, *values: float) -> tuple[Series, list[float]]:
-        return Series("decode_tokens_per_s", engine, case, 16), [*values]
-
-    result = EngineResult(
-        machine=Machine("cpu", 2, 1, "cpu", "2", "3", "float32", 0.5),
-        plan=EnginePlan((16,), 8, 4, 3, 0, with_peft=True, with_profile=False),
-        model="tiny",
-        adapter_ranks=(8,),
-        peft="0",
-        values=dict(
-            [
-                decode("loraplex", "distinct", 40, 10, 90),
-                decode("loraplex", "identical", 80, 10, 90),
-                decode("loraplex", "base", 80, 40, 90),
-                decode("loraplex", "base_lora_off", 100, 40, 45),
-                decode("peft", "distinct", 10, 5, 10),
-                (Series("ttft_ms", "loraplex", "warm", 1, 8), [1.0, 2.0, 4.0]),
-                (Series("ttft_ms", "loraplex", "cold", 1, 8), [3.0, 3.0, 8.0]),
-            ]
-        ),
-        profile=(),
-        tokens_equal_to_peft=None,
-    )
-    assert ratios(result) == {
-        "decode_over_peft_16": 4,  # of 4, 2, 9
-        "lora_over_base_16": 0.5,  # of 0.5, 0.25, 1
-        "distinct_over_identical_16": 1,  # of 0.5, 1, 1
-        "idle_tax": 1,  # of 0.8, 1, 2
-        "cold_over_warm_ttft": 2,  # of 3, 1.5, 2
-    }
-    assert as_json(result).keys() == {"machine", "run", "rows", "ratios"}
-
-
 def test_lora_off_is_the_plain_model_over_the_same_weights(model: Path) -> None:
     loaded = load_model(ModelConfig(model, "tiny", "cpu", "float32"))
     off = without_lora(loaded)
     ModelRunner(loaded, 16, 16)
     ModelRunner(off, 16, 16)
-    assert any(isinstance(module, LoraLinear) for module in loaded.network.modules())
-    assert not any(isinstance(module, LoraLinear) for module in off.network.modules())
     mine, theirs = dict(loaded.network.named_parameters()), dict(off.network.named_parameters())
     assert theirs
     assert all(mine[name] is weight for name, weight in theirs.items())
     for path in loaded.shapes.linears:
-        bare = off.network.get_submodule(path)._base_output.__self__
-        layer = loaded.network.get_submodule(path)
-        assert bare is not layer
-        assert bare.packed is layer.packed is not None
+        bare, layer = off.network.get_submodule(path), loaded.network.get_submodule(path)
+        assert isinstance(bare, LoraLinear)
+        assert isinstance(layer, LoraLinear)
+        assert bare.group.dense is layer.group.dense
+        assert layer.group.updates is loaded.lora is not bare.group.updates
 
 
 def test_a_random_llama_passes_the_gate(tmp_path: Path) -> None:
@@ -229,10 +222,26 @@ def test_an_option_out_of_range_is_refused_by_name(option: str, value: str) -> N
     assert option in result.stderr
 
 
+def test_a_number_of_registered_adapters_that_nothing_would_use_is_refused() -> None:
+    result = invoke("--registered", "500")
+    assert result.exit_code == 2
+    assert "--registered" in result.stderr
+    assert "--scale" in result.stderr
+
+
 def test_more_threads_than_cores_are_refused() -> None:
     result = CliRunner().invoke(app, ["engine", "--threads", "4096"])
     assert result.exit_code == 1
     assert "--threads is 4096; this process may run on" in result.stderr
+
+
+def test_processor_time_of_several_threads_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    result = invoke("--model", str(model), "--processor-time")
+    assert result.exit_code == 1
+    assert "add --threads 1" in result.stderr
 
 
 def test_requests_longer_than_the_model_holds_are_refused(model: Path) -> None:

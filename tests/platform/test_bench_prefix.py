@@ -43,8 +43,8 @@ def test_what_cannot_be_measured_is_refused(run: object, tokens: str, says: str)
 
 def test_a_prompt_that_was_asked_before_is_found(run: object, tmp_path: Path) -> None:
     from loraplex.platform.bench.decode import Ask, ask_all  # noqa: PLC0415  torch is loaded late
-    from loraplex.platform.bench.prefix import prepare_prefix_bench  # noqa: PLC0415
-    from loraplex.platform.settings import Settings  # noqa: PLC0415
+    from loraplex.platform.bench.prefix import prepare_prefix_bench  # noqa: PLC0415  torch
+    from loraplex.platform.settings import Settings  # noqa: PLC0415  as above
 
     model = tiny_models.save_model(tmp_path / "tiny", tiny_models.llama_config())
     settings = Settings(data_dir=tmp_path, model=str(model), threads=1)

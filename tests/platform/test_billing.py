@@ -15,6 +15,7 @@ import httpx
 import pytest
 import typer
 from click.testing import Result
+from sqlalchemy.ext.asyncio import AsyncSession
 from tests.platform.conftest import PEPPER
 from typer.testing import CliRunner
 
@@ -23,9 +24,12 @@ from loraplex.platform.app import create_app
 from loraplex.platform.cli import admin_key, billing, migrate, price, tenant, usage
 from loraplex.platform.services import Resources
 from loraplex.tenants import admin_keys, api_keys, directory, ledger
+from loraplex.tenants.audit import CLI, Act
 from loraplex.tenants.db import Database
 from loraplex.tenants.ledger import UsageRecord
 from loraplex.tenants.prices import Price, TokenPrices, cost_pico, set_price
+from loraplex.tenants.projects import default_project_id
+from loraplex.tenants.tables import UsageRetention
 
 NOVEMBER = datetime(2026, 11, 1, tzinfo=UTC)
 PRICE = TokenPrices(prompt_micros=150_001, cached_micros=15_001, completion_micros=600_007)
@@ -97,6 +101,7 @@ async def append(session: Any, owner: str, number: int, at: datetime, priced: Pr
         UsageRecord(
             request_id=f"req_{number:03d}",
             tenant_id=tenant.id,
+            project_id=default_project_id(tenant.id),
             key_id=key.key_id,
             requested_model="=HYPERLINK()" if number == 1 else "tiny",
             model="tiny",
@@ -121,7 +126,9 @@ def filled(shell: Shell) -> Shell:
     """Requests around the borders of November; two of them have no price."""
 
     async def fill(session: Any) -> None:
-        euros = await set_price(session, "EUR", PRICE, NOVEMBER, NOVEMBER, secrets.token_bytes)
+        euros = await set_price(
+            session, "EUR", PRICE, NOVEMBER, Act(CLI, NOVEMBER), secrets.token_bytes
+        )
         moment = timedelta(microseconds=1)
         december = datetime(2026, 12, 1, tzinfo=UTC)
         for number, (owner, at, priced) in enumerate(
@@ -165,6 +172,8 @@ def test_an_export_has_the_rows_of_its_period_and_says_what_they_come_to(
         }
     ]
     assert manifest["rows"] == 4
+    is_over = manifest["made_at"] >= manifest["period"]["end"]
+    assert manifest["period_complete"] == is_over
     assert manifest["period"]["start"] == "2026-11-01T00:00:00.000000Z"
     assert manifest["period"]["end"] == "2026-12-01T00:00:00.000000Z"
     total = sum(int(row["cost_pico"]) for row in rows)
@@ -201,6 +210,21 @@ def test_an_empty_period_is_an_export_too(shell: Shell) -> None:
     manifest = shell.export()
     assert (manifest["rows"], manifest["totals"]["cost"]) == (0, {})
     assert (shell.out_dir / "usage.csv").read_text().startswith("request_id,tenant,")
+
+
+def test_a_period_of_which_usage_was_removed_is_exported_no_more(filled: Shell) -> None:
+    filled.export()
+    kept_from = datetime(2026, 12, 1, tzinfo=UTC)
+
+    async def note(session: AsyncSession) -> None:
+        session.add(UsageRetention(id=1, kept_from=kept_from))
+
+    filled.do(note)
+    filled.out_dir = filled.out_dir.with_name("again")
+    asked = ("billing", "export", "--out", str(filled.out_dir), "--period")
+    assert "2026-11 cannot be exported any more" in filled.failure(*asked, "2026-11")
+    assert not filled.out_dir.exists()
+    filled.out(*asked, "2026-12")
 
 
 def test_a_folder_with_something_in_it_is_left_alone(filled: Shell) -> None:
@@ -308,6 +332,8 @@ async def test_api_command_and_export_give_the_same_totals(
         assert sum(group["requests"] for group in data) == manifest["rows"] == len(shown)
         prompt_tokens = sum(group["prompt_tokens"] for group in data)
         assert str(prompt_tokens) == manifest["totals"]["prompt_tokens"]
+    assert {group["key_id"] for group in groups["key"]} == {row["key_id"] for row in shown}
+    assert {g["project_id"] for g in groups["project"]} == {row["project_id"] for row in shown}
     assert sum(row["prompt_tokens"] for row in shown) == prompt_tokens
     assert str(sum(int(row["cost_pico"]) for row in shown)) == total
     amounts = re.findall(r"tokens, ([0-9.]+) EUR", said)
@@ -327,7 +353,7 @@ async def summaries(
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers
     ) as client:
-        for by in ("tenant", "model", "hour", "day"):
+        for by in ("tenant", "project", "key", "model", "hour", "day"):
             answer = await client.get("/admin/v1/usage/summary", params=months | {"group_by": by})
             found[by] = answer.json()["data"]
     return found

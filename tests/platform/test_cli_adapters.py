@@ -164,6 +164,8 @@ def test_each_limit_can_be_set_shown_and_taken_away(acme: Shell) -> None:
         "adapter_floor_bytes": 8,
         "adapter_cap_bytes": 9,
         "adapter_pin_bytes": 10,
+        "adapter_host_floor_bytes": 11,
+        "adapter_host_cap_bytes": 12,
     }
     for name, value in limits.items():
         acme.out("tenant", "set", "acme", f"--{name.replace('_', '-')}", str(value))
@@ -204,6 +206,8 @@ def test_limits_that_are_none_are_refused(acme: Shell) -> None:
     assert "concurrency must be 1" in acme.failure("tenant", "set", "acme", "--concurrency", "0")
     too_high = ("--adapter-floor-bytes", "9", "--adapter-cap-bytes", "8")
     assert "more than adapter_cap_bytes" in acme.failure("tenant", "set", "acme", *too_high)
+    too_high = ("--adapter-host-floor-bytes", "9", "--adapter-host-cap-bytes", "8")
+    assert "than adapter_host_cap_bytes" in acme.failure("tenant", "set", "acme", *too_high)
 
 
 def test_a_push_beyond_the_tenants_storage_is_refused_and_leaves_nothing(
@@ -220,10 +224,11 @@ def test_the_audit_log_tells_what_was_done_and_by_whom(acme: Shell) -> None:
     acme.out("tenant", "set", "acme", "--concurrency", "3")
     events = acme.rows("audit", "list", "--tenant", "acme")
     assert [event["action"] for event in events] == [
-        "tenant.limits",
+        "limit.set",
         "adapter.alias.point",
         "adapter.publish",
         "adapter.publish",
+        "tenant.create",
     ]
     assert {event["actor"] for event in events} == {"cli"}
     assert len(acme.rows("audit", "list", "--action", "adapter.alias")) == 1
@@ -232,7 +237,7 @@ def test_the_audit_log_tells_what_was_done_and_by_whom(acme: Shell) -> None:
     lines = acme.out("audit", "list").splitlines()
     for action, told in (
         ("adapter.alias.point", r"absent → 1$"),
-        ("tenant.limits", r"concurrency \(default → 3\)$"),
+        ("limit.set", r"absent → .*3.* dimension=concurrency$"),
         ("adapter.version.delete ", r"digest=[0-9a-f]{12} mode=drain$"),
         ("adapter.version.deleted", r"digest=[0-9a-f]{12} bytes_removed=yes$"),
     ):

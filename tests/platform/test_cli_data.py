@@ -15,9 +15,10 @@ import pytest
 from tests.platform.shell import Shell, app
 from typer.testing import CliRunner
 
-from loraplex.tenants import api_keys, directory, ledger
+from loraplex.tenants import api_keys, directory, ledger, stored_keys
 from loraplex.tenants.db import Database
 from loraplex.tenants.ledger import UsageRecord
+from loraplex.tenants.projects import default_project_id
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HIDDEN = 8
@@ -110,7 +111,7 @@ def test_a_new_key_authenticates_its_tenant(acme: Shell) -> None:
         database = Database.open(acme.database_url)
         pepper = (acme.data_dir / "secret").read_bytes().strip()
         async with database.reader() as session:
-            principal = await api_keys.verify(session, str(made["key"]), pepper, NOON)
+            principal = await stored_keys.verify(session, str(made["key"]), pepper, NOON)
         await database.close()
         return principal.tenant_name
 
@@ -153,6 +154,7 @@ def add_usage(shell: Shell, count: int) -> None:
                     UsageRecord(
                         request_id=f"r{i}",
                         tenant_id=acme.id,
+                        project_id=default_project_id(acme.id),
                         key_id=made.key_id,
                         requested_model="acme/support",
                         model="acme/support@1",
@@ -192,6 +194,11 @@ def test_usage_for_programs_has_one_request_a_line(acme: Shell) -> None:
         "price_id": None,
         "currency": None,
         "cost_pico": "0",
+        "project_id": first["project_id"],
+        "source": "measured",
+        "billable": True,
+        "service_tier": None,
+        "output_digest": None,
     }
     assert (second["request_id"], second["key_id"]) == ("r1", key_id)
 

@@ -9,6 +9,7 @@ import httpx
 import openai
 import pytest
 from tests.platform.conftest import Gateway, chat_body
+from tests.platform.scripted_engine import ScriptedEngine, says
 
 
 async def send_chat(
@@ -99,3 +100,26 @@ async def test_half_a_body_costs_nothing(gateway: Gateway, server: str) -> None:
     assert (await gateway.chat()).status_code == 200
     assert len(await gateway.usage()) == 1
     await gateway.assert_all_settled()
+
+
+async def test_the_retry_of_a_client_that_left_never_runs_beside_what_it_left(
+    gateway: Gateway, server: str
+) -> None:
+    await gateway.put_limit("key", "concurrency", 1)
+    gateway.engine.answer = None
+    _, writer = await send_chat(gateway, server, stream=True)
+    left = (await gateway.engine.submitted()).request_id
+    await leave(writer)
+
+    def answer(engine: ScriptedEngine, request_id: str) -> None:
+        assert engine.aborted == [left]
+        says("x")(engine, request_id)
+
+    gateway.engine.answer = answer
+    # Where it comes before the first has ended, it is told to come again in a second.
+    async with openai.AsyncOpenAI(api_key=gateway.key, base_url=f"{server}/v1") as client:
+        await client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "x"}], max_tokens=8
+        )
+    await gateway.services.open_requests.drain(10)
+    assert sorted(row.finish_reason for row in await gateway.usage()) == ["abort", "stop"]

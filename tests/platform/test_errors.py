@@ -3,7 +3,8 @@
 import asyncio
 import importlib
 from collections.abc import Iterator
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from secrets import token_bytes
 
 import pytest
@@ -12,10 +13,19 @@ from tests.platform.conftest import NOW, PEPPER, Gateway, chat_body, error_of
 from loraplex.adapters.errors import AdapterError
 from loraplex.adapters.registry.errors import RegistryError
 from loraplex.engine.errors import EngineError
-from loraplex.platform import errors
-from loraplex.platform.errors import RULES, PlatformError, describe, rule_for
-from loraplex.tenants import api_keys, directory
-from loraplex.tenants.errors import QuotaExceeded, RequestExceedsLimit, TenantsError
+from loraplex.platform.catalogue import Edition
+from loraplex.platform.error_replies import RULES, describe, rule_for
+from loraplex.platform.errors import PlatformError
+from loraplex.tenants import api_keys, directory, key_changes
+from loraplex.tenants.audit import CLI, Act
+from loraplex.tenants.errors import (
+    BudgetExhausted,
+    QuotaExceeded,
+    RequestExceedsLimit,
+    TenantExists,
+    TenantsError,
+)
+from loraplex.tenants.scoped_limits import Dimension, Scope, ScopedLimit
 
 ROOTS = (AdapterError, EngineError, PlatformError, RegistryError, TenantsError)
 NOT_FOR_CLIENTS = {
@@ -24,11 +34,18 @@ NOT_FOR_CLIENTS = {
     "CrossSite",
     "FormRefused",
     "SignInNeeded",
+    # On the sign-in page.
+    "SignInRefused",
+    "OidcError",
+    "IssuerUnavailable",
+    "SignInFailed",
     # Startup of a process.
     "StartRefused",
     "MemoryTooSmall",
+    "KernelsMissing",
     "AddressInUse",
     "StreamAddressInvalid",
+    "JournalInUse",
     # In the worker at its start, and in the simulator.
     "CostModelInvalid",
     "ModelUnsupported",
@@ -89,20 +106,52 @@ def test_statuses_and_codes_are_what_clients_decide_by() -> None:
 
 
 def test_rate_limits_say_when_to_come_back() -> None:
-    reply = describe(QuotaExceeded("tokens", 100, 1.234))
+    limit = ScopedLimit("key", "key_1", "tokens_per_minute", 100, 100)
+    reply = describe(QuotaExceeded(limit, 1.234))
     headers = dict(reply.headers)
     assert reply.status == 429
     assert (headers[b"retry-after"], headers[b"retry-after-ms"]) == (b"2", b"1234")
+    assert headers[b"x-loraplex-limit-policy"] == b"key/tokens_per_minute"
     assert b"rate_limit_exceeded" in reply.body
-    assert b"concurrency_limit_exceeded" in describe(QuotaExceeded("concurrency", 1, 1)).body
+    assert b"The key's limit of 100 tokens per minute is reached" in reply.body
+    for dimension in ("concurrency", "enqueued_tokens"):
+        full = QuotaExceeded(replace(limit, dimension=dimension), 1)
+        assert b"concurrency_limit_exceeded" in describe(full).body
+
+
+@pytest.mark.parametrize(
+    ("scope", "dimension", "code"),
+    [
+        ("tenant", "cost_micros_per_month", "organization_spend_limit_exceeded"),
+        ("project", "cost_micros_per_month", "project_spend_limit_exceeded"),
+        ("key", "cost_micros_per_month", "key_spend_limit_exceeded"),
+        ("adapter", "cost_micros_per_month", "adapter_spend_limit_exceeded"),
+        ("project", "tokens_per_month", "token_budget_exhausted"),
+    ],
+)
+def test_a_spent_budget_is_told_by_its_owner_and_not_for_retry_before_the_month_ends(
+    scope: Scope, dimension: Dimension, code: str
+) -> None:
+    limit = ScopedLimit(scope, "x", dimension, 2_500_000, 2_500_000)
+    reply = describe(BudgetExhausted(limit, datetime(2026, 11, 30, 23, 0, 1, tzinfo=UTC)))
+    headers = dict(reply.headers)
+    assert (reply.status, headers[b"x-should-retry"]) == (429, b"false")
+    assert headers[b"retry-after"] == b"Mon, 30 Nov 2026 23:00:01 GMT"
+    assert f'"type":"insufficient_quota","param":null,"code":"{code}"'.encode() in reply.body
+    shown = "2500000 tokens" if dimension == "tokens_per_month" else "2.500000 of cost"
+    assert f"limit of {shown} per month".encode() in reply.body
 
 
 def test_what_can_never_fit_is_not_for_retry() -> None:
-    assert describe(RequestExceedsLimit("tokens", 100, 200)).status == 400
+    limit = ScopedLimit("key", "k", "tokens_per_minute", 100, 100)
+    reply = describe(RequestExceedsLimit(limit, 200))
+    headers = dict(reply.headers)
+    assert (reply.status, headers[b"x-should-retry"]) == (400, b"false")
+    assert headers[b"x-loraplex-limit-policy"] == b"key/tokens_per_minute"
 
 
 def test_permanent_conflicts_tell_the_client_not_to_retry() -> None:
-    from_table = dict(describe(errors.tenants.TenantExists("x")).headers)
+    from_table = dict(describe(TenantExists("x")).headers)
     assert from_table[b"x-should-retry"] == b"false"
 
 
@@ -123,9 +172,9 @@ async def key_like(gateway: Gateway, state: str) -> str:
             session, tenant, "k", PEPPER, NOW - timedelta(days=1), token_bytes, expires_at
         )
         if state == "revoked":
-            await api_keys.revoke(session, tenant.id, minted.key_id, NOW)
+            await key_changes.revoke(session, Act(CLI, NOW), tenant.id, minted.key_id)
         if state == "suspended":
-            await directory.suspend(session, "bad")
+            await directory.suspend(session, Act(CLI, NOW), tenant.id)
     return minted.text
 
 
@@ -211,7 +260,7 @@ async def test_a_database_that_is_away_is_503_never_401(
     async def away(*_: object) -> None:
         raise sqlalchemy_exc.OperationalError("select", {}, Exception("no route to host"))
 
-    monkeypatch.setattr(api_keys, "verify", away)
+    monkeypatch.setattr(Edition, "key", away)
     response = await gateway.chat()
     assert (response.status_code, error_of(response)["code"]) == (503, "database_unavailable")
     assert "no route" not in response.text
@@ -223,7 +272,7 @@ async def test_a_bug_is_a_500_with_an_id_and_no_details(
     async def broken(*_: object) -> None:
         raise RuntimeError("details")
 
-    monkeypatch.setattr(api_keys, "verify", broken)
+    monkeypatch.setattr(Edition, "key", broken)
     response = await gateway.chat()
     assert (response.status_code, error_of(response)["code"]) == (500, "internal_error")
     assert "details" not in response.text

@@ -16,9 +16,10 @@ from tests.services.hub import running_hub
 from tests.services.s3 import S3Server
 
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE
+from loraplex.platform.child_environment import child_environment
 from loraplex.platform.errors import BodyTooLarge, InvalidRequest, SourceUnavailable
 from loraplex.platform.import_source import ImportSource
-from loraplex.platform.settings import Settings, child_environment
+from loraplex.platform.settings import Settings
 from loraplex.platform.sources import FolderSource, Found, HubSource, RemoteSource, open_source
 
 
@@ -233,7 +234,7 @@ ON_A_HUB = """
 import json, sys
 from pathlib import Path
 from loraplex.platform.import_source import ImportSource
-from loraplex.platform.errors import BodyTooLarge, InvalidRequest
+from loraplex.platform.errors import (BodyTooLarge, InvalidRequest)
 from loraplex.platform.sources import Found, open_source
 
 def trial(work):

@@ -17,6 +17,7 @@ from loraplex.platform.services import Resources
 from loraplex.tenants.db import Database
 from loraplex.tenants.errors import UsageConflict
 from loraplex.tenants.ledger import UsageRecord, list_usage
+from loraplex.tenants.projects import default_project_id
 
 
 class CountingDatabase:
@@ -48,6 +49,7 @@ def record(tenant_id: str, key_id: str, number: int, completion_tokens: int = 1)
     return UsageRecord(
         request_id=f"req_{number}",
         tenant_id=tenant_id,
+        project_id=default_project_id(tenant_id),
         key_id=key_id,
         requested_model="tiny",
         model="tiny",

@@ -14,6 +14,7 @@ from tests.platform.scripted_engine import says
 
 from loraplex.platform.log import JsonFormatter, configure_logging
 from loraplex.platform.settings import Settings
+from loraplex.tenants.errors import DatabaseUnusable
 
 CANARY = "canary-prompt-7f3a"
 
@@ -139,8 +140,17 @@ async def test_the_access_log_has_a_line_per_request(gateway: Gateway, log: io.S
 async def test_paths_in_the_log_are_templates(gateway: Gateway, log: io.StringIO) -> None:
     await gateway.client.get(f"/v1/models/{CANARY}")
     await gateway.client.get(f"/{CANARY}?{CANARY}")
+    await gateway.client.get(f"/admin/v1/tenants/{CANARY}/keys")
+    await gateway.client.get("/console")
+    await gateway.client.get(f"/console/tenants/{CANARY}/keys")
     paths = [line["path"] for line in lines_of(log) if line["logger"] == "loraplex.access"]
-    assert paths == ["/v1/models/{model:path}", "unmatched"]
+    assert paths == [
+        "/v1/models/{model:path}",
+        "unmatched",
+        "/admin/v1/tenants/{tenant}/keys",
+        "/console",
+        "/console/tenants/{name}/keys",
+    ]
     assert CANARY not in log.getvalue()
 
 
@@ -218,3 +228,32 @@ async def test_probes_follow_the_worker(gateway: Gateway) -> None:
     gateway.engine.model_info = None
     assert (await gateway.client.get("/startupz")).status_code == 503
     assert (await gateway.client.get("/livez")).status_code == 200
+
+
+async def test_stores_that_are_away_are_told_and_make_no_gateway_unready(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away() -> int:
+        raise DatabaseUnusable("nobody answers")
+
+    monkeypatch.setattr(type(gateway.resources.quotas), "is_degraded", True)
+    monkeypatch.setattr(gateway.resources.database, "catalogue_version", away)
+    await gateway.services.standing_watch.try_to_look()
+    answer = await gateway.client.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json().keys() == {"status", "quotas", "database"}
+    monkeypatch.undo()
+    await gateway.services.standing_watch.try_to_look()
+    assert (await gateway.client.get("/readyz")).json() == {"status": "ok"}
+
+
+async def test_a_journal_that_fails_is_told_and_makes_no_gateway_unready(
+    gateway: Gateway,
+) -> None:
+    gateway.engine.journal_failure = "No space left on device"
+    answer = await gateway.client.get("/readyz")
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "status": "ok",
+        "journal": "no request is taken: No space left on device",
+    }

@@ -80,6 +80,7 @@ def report(gateway: Gateway) -> ResidencyReport:
         pins_version=3,
         refused_pins=(Pin(gateway.tenant.id, DIGEST),),
         refused_floors=(gateway.tenant.id,),
+        refused_host_floors=(gateway.tenant.id,),
     )
 
 
@@ -96,12 +97,16 @@ async def test_what_the_database_says_of_pins_goes_to_the_worker_when_it_changes
     await pins.look()
     assert gateway.engine.pins is first, "nothing has changed"
     async with resources.database.session() as session:
-        await session.execute(update(Tenant).values(adapter_floor_bytes=5, adapter_cap_bytes=9))
+        limits = {"adapter_floor_bytes": 5, "adapter_cap_bytes": 9}
+        of_host = {"adapter_host_floor_bytes": 6, "adapter_host_cap_bytes": 10}
+        await session.execute(update(Tenant).values(**limits, **of_host))
     await pins.look()
     second = gateway.engine.pins
     assert second is not None
     assert second.version == 30_000_000
     assert (second.floors, second.caps) == ({gateway.tenant.id: 5}, {gateway.tenant.id: 9})
+    assert second.host_floors == {gateway.tenant.id: 6}
+    assert second.host_caps == {gateway.tenant.id: 10}
 
 
 async def test_an_operator_sees_what_is_where_by_the_names_that_people_know(
@@ -127,7 +132,7 @@ async def test_an_operator_sees_what_is_where_by_the_names_that_people_know(
         "idle_s": None,
     }
     assert (unknown["tenant"], unknown["model"]) == ("nobody", None)
-    assert answer["refused"] == {"pins": [known], "floors": [name]}
+    assert answer["refused"] == {"pins": [known], "floors": [name], "host_floors": [name]}
 
 
 async def test_without_a_worker_the_operator_is_told_so(
@@ -160,7 +165,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
         "idle_s": 1.25,
     }
     tier = {"capacity_bytes": 8 << 20, "held_bytes": 2 << 20, "num_adapters": 1}
-    refused = {"pins": [], "floors": ["globex"]}
+    refused = {"pins": [], "floors": ["globex"], "host_floors": ["globex"]}
     document = {"tiers": {"device": tier, "host": tier}, "adapters": [adapter], "refused": refused}
     monkeypatch.setattr(adapter_top, "_of_gateway", lambda *_: lambda: document)
     return document
@@ -176,6 +181,7 @@ def test_top_prints_a_table_for_people(seen: dict[str, object]) -> None:
     lines = top("--url", "http://x", "--key-file", "k").stdout.splitlines()
     assert lines[0] == "device  2.0 of 8.0 MiB, 1 adapters"
     assert "no floor, since it would take too much: globex" in lines
+    assert "no floor of the host, since it would take too much: globex" in lines
     assert lines[-1].split() == [
         *("acme/support@3", "loading", "50", "%", "awaited,", "pinned"),
         *("2", "1", "1", "2", "1.2"),

@@ -17,7 +17,7 @@ from loraplex.adapters.storage import AdapterStore
 from loraplex.engine.errors import AdapterOverCap
 from loraplex.platform.settings import Settings
 from loraplex.tenants import directory
-from loraplex.tenants.audit import Act
+from loraplex.tenants.audit import CLI, Act
 
 DIFFERS = structs.replace(
     PASSED,
@@ -82,7 +82,7 @@ async def test_the_test_is_the_work_of_the_adapters_tenant(
     tenant = gateway.tenant
     async with gateway.resources.database.session() as session:
         await directory.change(
-            session, Act("test", NOW), tenant.id, directory.TenantChange(weight=2.5)
+            session, Act(CLI, NOW), tenant.id, directory.TenantChange(weight=2.5)
         )
     await upload(gateway, tmp_path)
     (asked,) = gateway.engine.verified

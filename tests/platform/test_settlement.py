@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.platform.conftest import DEFAULTS
 from tests.platform.scripted_engine import ScriptedEngine, says
 from tests.platform.walking import Walk, walk_over
 
@@ -32,7 +31,9 @@ from loraplex.tenants.errors import (
     QuotaExceeded,
     RequestExceedsLimit,
 )
-from loraplex.tenants.quotas import Hold, MemoryQuotas, Quotas, Reservation
+from loraplex.tenants.quotas import Quotas
+from loraplex.tenants.quotas_memory import MemoryQuotas
+from loraplex.tenants.reservations import Amounts, Hold, Reservation
 
 
 @pytest.fixture
@@ -281,10 +282,10 @@ async def test_a_hold_that_cannot_be_ended_leaves_the_request_settled(
     resources: Resources, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Away(MemoryQuotas):
-        async def settle(self, hold: Hold, actual_tokens: int) -> None:
+        async def settle(self, hold: Hold, actual: Amounts) -> None:
             raise QuotaBackendUnavailable("nobody answers")
 
-    walk = await walk_over(replace(resources, quotas=Away(DEFAULTS, time.monotonic_ns)))
+    walk = await walk_over(replace(resources, quotas=Away(time.monotonic_ns)))
     await walk.run()
     assert len(await walk.usage()) == 1
     assert walk.services.open_requests.num_unsettled == 0
@@ -299,7 +300,7 @@ async def test_holds_that_cannot_be_renewed_are_told_once(
         async def renew(self, hold: Hold) -> None:
             raise QuotaBackendUnavailable("nobody answers")
 
-    walk = await walk_over(replace(resources, quotas=Away(DEFAULTS, time.monotonic_ns)))
+    walk = await walk_over(replace(resources, quotas=Away(time.monotonic_ns)))
     walk.engine.answer = None
     tasks = [asyncio.create_task(walk.run()) for _ in range(2)]
     request_ids = [(await walk.engine.submitted()).request_id for _ in tasks]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import IntegrityError
 from tests.platform.conftest import NOW
-from tests.platform.scripted_engine import ScriptedEngine
+from tests.platform.scripted_engine import ScriptedEngine, says
 from tests.platform.walking import AWAY, FailingDatabase, Walk, walk_over
 
 from loraplex.engine.protocol import Finished
@@ -18,8 +18,10 @@ from loraplex.platform import ledger_writer, open_requests
 from loraplex.platform.completions import Admitted, complete
 from loraplex.platform.errors import EngineStopped, LedgerUnavailable
 from loraplex.platform.services import Resources
+from loraplex.tenants.audit import CLI, Act
 from loraplex.tenants.prices import TokenPrices, set_price
-from loraplex.tenants.quotas import Hold, MemoryQuotas
+from loraplex.tenants.quotas_memory import MemoryQuotas
+from loraplex.tenants.reservations import Hold
 
 
 @pytest.fixture
@@ -45,6 +47,16 @@ async def failing(
     walk.services.prompts.close()
 
 
+def fail_once_it_runs(walk: Walk, database: FailingDatabase, error: Exception) -> None:
+    """Let the database take the intents of requests, and fail when these have run."""
+
+    def answer(engine: ScriptedEngine, request_id: str) -> None:
+        database.error = error
+        says("Hel", "lo", "!")(engine, request_id)
+
+    walk.engine.answer = answer
+
+
 def logged_usage(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """Usage that is in the log because it is not in the ledger."""
     return [each.fields["usage"] for each in caplog.records if hasattr(each, "fields")]
@@ -54,7 +66,7 @@ async def test_no_usage_is_lost_however_often_the_ledger_fails_before_it_works(
     failing: tuple[Walk, FailingDatabase],
 ) -> None:
     walk, database = failing
-    database.error = AWAY
+    fail_once_it_runs(walk, database, AWAY)
     task = asyncio.create_task(walk.run())
     await database.fail_times(50)
     database.error = None
@@ -69,7 +81,7 @@ async def test_an_answer_does_not_wait_for_a_ledger_that_stays_away_but_its_hold
 ) -> None:
     monkeypatch.setattr(open_requests, "ANSWER_WAIT_S", 0.0)
     walk, database = failing
-    database.error = AWAY
+    fail_once_it_runs(walk, database, AWAY)
     *_, finished = await walk.run()
     assert isinstance(finished, Finished)
     assert (await walk.resources.quotas.in_use(walk.tenant_id)).requests == 1
@@ -90,12 +102,13 @@ async def test_while_usage_waits_for_the_ledger_no_request_is_admitted(
     failing: tuple[Walk, FailingDatabase],
 ) -> None:
     walk, database = failing
-    database.error = AWAY
+    fail_once_it_runs(walk, database, AWAY)
     task = asyncio.create_task(walk.run())
     await database.fail_times(1)
     with pytest.raises(LedgerUnavailable):
         await walk.run()
     assert len(walk.services.open_requests) == 1
+    walk.engine.answer = says("x")
     database.error = None
     await task
     await walk.run()
@@ -107,7 +120,7 @@ async def test_a_record_that_the_ledger_refuses_is_in_the_log_and_its_hold_is_se
     failing: tuple[Walk, FailingDatabase], caplog: pytest.LogCaptureFixture
 ) -> None:
     walk, database = failing
-    database.error = IntegrityError("insert", {}, Exception("no such tenant"))
+    fail_once_it_runs(walk, database, IntegrityError("insert", {}, Exception("no such tenant")))
     *_, finished = await walk.run()
     assert isinstance(finished, Finished)
     assert database.num_failures == 1
@@ -125,7 +138,7 @@ async def test_what_is_broken_off_ends_with_an_error_is_recorded_and_costs_nothi
     walk.engine.answer = None
     async with walk.resources.database.session() as session:
         tokens = TokenPrices(prompt_micros=1, cached_micros=1, completion_micros=1)
-        await set_price(session, "EUR", tokens, NOW, NOW, secrets.token_bytes)
+        await set_price(session, "EUR", tokens, NOW, Act(CLI, NOW), secrets.token_bytes)
     task = asyncio.create_task(walk.run())
     submit = await walk.engine.submitted()
     walk.engine.emit(submit.request_id, "x")
@@ -155,7 +168,7 @@ async def test_what_a_database_that_stays_away_lacks_at_the_end_stands_in_the_lo
     failing: tuple[Walk, FailingDatabase], caplog: pytest.LogCaptureFixture
 ) -> None:
     walk, database = failing
-    database.error = AWAY
+    fail_once_it_runs(walk, database, AWAY)
     task = asyncio.create_task(walk.run())
     await database.fail_times(1)
     await walk.services.open_requests.settle_all(0)

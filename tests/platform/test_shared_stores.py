@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,19 @@ from tests.services.postgres import Postgres, running_postgres
 from tests.services.valkey import Valkey, running_valkey
 
 from loraplex.engine.frames import UnixAddress
-from loraplex.tenants import api_keys, directory
+from loraplex.tenants import api_keys, directory, limit_changes
+from loraplex.tenants.audit import CLI, Act
 from loraplex.tenants.db import Database, migrate
+from loraplex.tenants.key_scopes import of_platform
 from loraplex.tenants.ledger import list_usage
-from loraplex.tenants.limits import TenantLimits
+from loraplex.tenants.limit_changes import NewLimit
+from loraplex.tenants.limit_parents import LimitOwner
+from loraplex.tenants.limits import Limits, TenantLimits
+from loraplex.tenants.scoped_limits import Dimension
 from loraplex.tenants.secret import load_secret
 
+MAX_TOKENS = 4
+BUDGET = 300
 LORAPLEX = (sys.executable, "-m", "loraplex.platform.cli.main")
 
 
@@ -51,6 +58,23 @@ class Deployment:
             )
             made = await api_keys.mint(session, tenant, "", pepper, NOW, secrets.token_bytes)
         return made.text
+
+    async def put_limit(
+        self, name: str, dimension: Dimension, value: int, burst: int | None = None
+    ) -> None:
+        async with self.database.session() as session:
+            tenant = await directory.get_by_name(session, name)
+            owner = LimitOwner(tenant.id, "tenant", tenant.id)
+            grantor, defaults = of_platform(Act(CLI, NOW)), Limits(1, 1, 1)
+            await limit_changes.put(
+                session, grantor, owner, dimension, NewLimit(value, burst), defaults
+            )
+
+    async def tokens_of(self, name: str) -> int:
+        async with self.database.reader() as session:
+            tenant = await directory.get_by_name(session, name)
+            rows = await list_usage(session, tenant.id)
+        return sum(row.prompt_tokens + row.completion_tokens for row in rows)
 
     async def num_usage(self, name: str) -> int:
         async with self.database.reader() as session:
@@ -86,8 +110,10 @@ async def announced(lines: asyncio.StreamReader) -> str:
     raise AssertionError(f"the gateway did not start: {''.join(said)}")
 
 
-async def chat(client: httpx.AsyncClient) -> httpx.Response:
-    return await client.post("/v1/chat/completions", json=chat_body(max_tokens=4))
+async def chat(client: httpx.AsyncClient, key: str | None = None) -> httpx.Response:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    body = chat_body(max_tokens=MAX_TOKENS)
+    return await client.post("/v1/chat/completions", json=body, headers=headers)
 
 
 @pytest.fixture(scope="module")
@@ -115,33 +141,52 @@ async def deployment(
     await database.close()
 
 
-async def test_gateways_share_the_limits_of_a_tenant_and_its_ledger(deployment: Deployment) -> None:
-    key = await deployment.make_key("acme", requests_per_minute=5)
-    async with deployment.gateway(key) as first, deployment.gateway(key) as second:
-        for client in (first, second, first, second, first):
-            assert (await chat(client)).status_code == 200
-        for client in (first, second):
-            refused = await chat(client)
-            assert (refused.status_code, error_of(refused)["code"]) == (429, "rate_limit_exceeded")
-            assert 0 < int(refused.headers["retry-after"]) <= 12
-    assert await deployment.num_usage("acme") == 5
+async def test_three_gateways_that_are_asked_at_once_act_as_one(deployment: Deployment) -> None:
+    quick = await deployment.make_key("quick")
+    await deployment.put_limit("quick", "requests_per_minute", 1, burst=5)
+    key = await deployment.make_key("acme")
+    await deployment.put_limit("acme", "tokens_per_month", BUDGET)
+    async with AsyncExitStack() as stack:
+        opened = [stack.enter_async_context(deployment.gateway(key)) for _ in range(3)]
+        gateways = await asyncio.gather(*opened)
+
+        rates = await asyncio.gather(*(chat(gateways[i % 3], quick) for i in range(30)))
+        assert [reply.status_code for reply in rates].count(200) == 5
+        refused = [reply for reply in rates if reply.status_code != 200]
+        assert {error_of(reply)["code"] for reply in refused} == {"rate_limit_exceeded"}
+        assert all(0 < int(reply.headers["retry-after"]) <= 60 for reply in refused)
+
+        replies = await asyncio.gather(*(chat(gateways[i % 3]) for i in range(90)))
+        for gateway in gateways:  # what was refused for what others reserved and did not use
+            while (reply := await chat(gateway)).status_code == 200:
+                replies.append(reply)
+            assert error_of(reply)["code"] == "token_budget_exhausted"
+        usages = [reply.json()["usage"] for reply in replies if reply.status_code == 200]
+        used = sum(usage["total_tokens"] for usage in usages)
+        seen = [(await gateway.get("/v1/limits")).json()["data"] for gateway in gateways]
+    assert BUDGET - usages[0]["prompt_tokens"] - MAX_TOKENS < used <= BUDGET
+    assert await deployment.tokens_of("acme") == used
+    budgets = [next(each for each in one if "month" in each["dimension"]) for one in seen]
+    assert [budget["used"] for budget in budgets] == [used] * 3
+    assert await deployment.num_usage("quick") == 5
 
 
-async def test_while_a_store_is_away_requests_get_503_and_then_work_again(
+async def test_without_the_quota_store_a_gateway_counts_alone_and_without_the_database_it_refuses(
     deployment: Deployment, own_postgres: Postgres, own_valkey: Valkey
 ) -> None:
     key = await deployment.make_key("acme")
     async with deployment.gateway(key) as client:
-        for store, code in (
-            (own_valkey, "quota_backend_unavailable"),
-            (own_postgres, "database_unavailable"),
-        ):
-            assert (await chat(client)).status_code == 200
-            store.kill()
-            refused = await chat(client)
-            assert (refused.status_code, error_of(refused)["code"]) == (503, code)
-            assert refused.headers["retry-after"] == "1"
-            store.start()
+        assert (await chat(client)).status_code == 200
+        own_valkey.kill()
+        assert (await chat(client)).status_code == 200
+        assert "loraplex_quota_store_away 1.0" in (await client.get("/metrics")).text
+        own_postgres.kill()
+        refused = await chat(client)
+        assert (refused.status_code, error_of(refused)["code"]) == (503, "database_unavailable")
+        assert refused.headers["retry-after"] == "1"
+        assert (await client.get("/readyz")).status_code == 200
+        own_postgres.start()
+        own_valkey.start()
         assert (await chat(client)).status_code == 200
 
 

@@ -195,7 +195,7 @@ async def open_stream_of_a_process(data_dir: Path, key: str) -> AsyncIterator[Pr
             if any(isinstance(message, Abort) for message in messages):
                 aborted.set()
 
-        worker.mailbox.put = put_and_note  # type: ignore[method-assign]
+        worker.mailbox.put = put_and_note  # type: ignore[method-assign]  # it notes, then puts
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "loraplex.platform.cli.main", "gateway", "--port", "0"),
             *("--data-dir", str(data_dir), "--worker-address", str(address)),

@@ -13,7 +13,6 @@ from tests.platform.conftest import Gateway, chat_body, error_of
 from tests.platform.scripted_engine import says
 
 from loraplex.engine.errors import EngineOverloaded, RequestRefused
-from loraplex.platform.api.rate_headers import duration
 
 
 @pytest.fixture
@@ -175,14 +174,6 @@ async def test_events_that_wait_for_a_request_are_one_write(gateway: Gateway, se
         text = (await response.aread()).decode()
     # Role and all texts in one event each, then reason and end.
     assert text.count("data: ") == 4
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0ms"), (0.0011, "2ms"), (0.9999, "1s"), (1, "1s"), (59.1, "1m0s"), (360, "6m0s")],
-)
-def test_durations_are_written_as_clients_read_them(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 async def test_usage_comes_with_each_event_for_those_who_ask(gateway: Gateway) -> None:

@@ -19,8 +19,7 @@ from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, inspect
 from loraplex.adapters.storage import AdapterStore
 from loraplex.platform.settings import Settings
 from loraplex.tenants import admin_keys, directory
-from loraplex.tenants.audit import Act
-from loraplex.tenants.limits import AdapterLimits
+from loraplex.tenants.audit import CLI, Act
 
 MIB = 1024 * 1024
 
@@ -305,10 +304,10 @@ async def test_what_is_hardly_meant_is_told_with_the_version_and_its_upload(
 async def test_a_rank_and_modules_beyond_the_tenants_limits_are_told_with_all_other_problems(
     gateway: Gateway, tmp_path: Path
 ) -> None:
-    limits = AdapterLimits(adapter_max_rank=1, adapter_max_modules=1)
+    limits = {"adapter_max_rank": 1, "adapter_max_modules": 1}
     async with gateway.resources.database.session() as session:
         change = directory.TenantChange(adapters=limits)
-        await directory.change(session, Act("test", NOW), gateway.tenant.id, change)
+        await directory.change(session, Act(CLI, NOW), gateway.tenant.id, change)
     refused = await upload(gateway, build.save(tmp_path / "large", {"zzz": 1}))
     assert refused.json()["error"]["code"] == "invalid_adapter"
     fields = {problem["field"] for problem in refused.json()["error"]["details"]}

@@ -24,3 +24,11 @@ def test_without_the_demo_the_example_is_for_what_there_is() -> None:
     text = told(SeededTenant("acme", None, (EXAMPLE_MODEL,)), SeededTenant("b", "k", ("b/c",)))
     assert '"model": "b/c"' in text
     assert "loraplex tenant create NAME" in told(SeededTenant("b", "k", ()))
+
+
+def test_what_is_revoked_or_left_alone_is_told_with_a_command_that_runs_as_it_stands() -> None:
+    text = told(SeededTenant("acme", None, (EXAMPLE_MODEL,)))
+    assert "loraplex key create acme --data-dir data" in text
+    assert "loraplex admin-key create --data-dir data" in text
+    ready = Ready("http://here", (), "base", None, Path("data"), ("globex",))
+    assert "left alone, since deleted or not the demo's: globex" in welcome(ready)

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 import pytest
 import torch
 from tests.engine import build
-from tests.engine.simulated_worker import SimulatedWorker
+from tests.engine.simulated_worker import MODEL, SimulatedWorker
 from typer.testing import CliRunner
 
 from loraplex.adapters.sizes import StoredSizes
@@ -50,14 +50,20 @@ def test_a_crash_while_it_serves_keeps_its_traceback_and_is_no_refused_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     async def compose(*_: object) -> worker.Worker:
-        simulated = SimulatedWorker(Security())
+        simulated = SimulatedWorker(Security(), "epoch-1", MODEL, tmp_path / "journal")
         monkeypatch.setattr(simulated.engine, "step", fail(error))
         model = CostModel(Subject("tiny", "none"))
         costs = KeptCosts(model, CostFile(tmp_path / "costs", model.subject), 0.0)
         self_tests = AsyncMock()
         intake = Intake(simulated.mailbox, StoredSizes(build.sizes))
         return worker.Worker(
-            simulated.loop, intake, simulated.server, self_tests, simulated.transfers, costs
+            simulated.loop,
+            intake,
+            simulated.server,
+            self_tests,
+            simulated.transfers,
+            costs,
+            simulated.journal,
         )
 
     model = SimpleNamespace(config=SimpleNamespace(name="tiny"))

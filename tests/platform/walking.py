@@ -41,10 +41,13 @@ class Walk:
             return parse(json.dumps(chat_body(**fields)).encode(), ChatBody).to_request()
 
         self.ids.append(f"req_{len(self.ids)}")
-        return Call(self.ids[-1], key or self.key, read)
+        return Call(self.ids[-1], key or self.key, read, "127.0.0.1")
 
     async def run(self, **fields: object) -> list[Any]:
         return [event async for event in complete(self.call(**fields), self.services)]
+
+    async def run_as(self, key: str) -> list[Any]:
+        return [event async for event in complete(self.call(key), self.services)]
 
     async def usage(self) -> list[UsageRecord]:
         async with self.resources.database.reader() as session:

@@ -46,6 +46,17 @@ class Valkey:
     def url(self) -> str:
         return f"unix://{self._socket}"
 
+    def url_without(self, *commands: str) -> str:
+        """URL of a user who may run all commands but these."""
+        self.client.acl_setuser(
+            "restricted",
+            enabled=True,
+            passwords=["+hunter2"],
+            keys=["*"],
+            commands=["+@all", *(f"-{command}" for command in commands)],
+        )
+        return self.url.replace("unix://", "unix://restricted:hunter2@")
+
     def start(self) -> None:
         """Start the server and wait until it answers; keys of an earlier start are there again."""
         command = [

@@ -6,8 +6,9 @@ from datetime import datetime, timedelta
 import pytest
 from sqlalchemy import select
 
-from loraplex.tenants import admin_keys, api_keys
+from loraplex.tenants import admin_keys, api_keys, stored_keys
 from loraplex.tenants.admin_keys import AdminPrincipal
+from loraplex.tenants.audit import CLI, Act
 from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.errors import (
@@ -63,7 +64,7 @@ async def test_keys_of_tenants_and_operators_do_not_stand_for_each_other(
         await verify(database, tenant.text, now)
     async with database.reader() as session:
         with pytest.raises(KeyMalformed):
-            await api_keys.verify(session, operator.text, PEPPER, now)
+            await stored_keys.verify(session, operator.text, PEPPER, now)
 
 
 async def test_a_revoked_and_an_expired_key_are_refused_as_such(
@@ -72,8 +73,8 @@ async def test_a_revoked_and_an_expired_key_are_refused_as_such(
     revoked = await mint(database, now)
     expiring = await mint(database, now, now + timedelta(hours=1))
     async with database.session() as session:
-        await admin_keys.revoke(session, revoked.key_id, now)
-        await admin_keys.revoke(session, revoked.key_id, now + timedelta(hours=1))
+        await admin_keys.revoke(session, Act(CLI, now), revoked.key_id)
+        await admin_keys.revoke(session, Act(CLI, now + timedelta(hours=1)), revoked.key_id)
     with pytest.raises(KeyRevoked):
         await verify(database, revoked.text, now)
     with pytest.raises(KeyExpired):
@@ -95,7 +96,7 @@ async def test_a_derived_key_is_the_same_at_each_start_until_it_is_revoked(
         assert (await admin_keys.derive(session, "else", PEPPER, now)).text != first.text
     assert (await verify(database, first.text, now)).label == "serve"
     async with database.session() as session:
-        await admin_keys.revoke(session, first.key_id, now)
+        await admin_keys.revoke(session, Act(CLI, now), first.key_id)
         with pytest.raises(KeyRevoked):
             await admin_keys.derive(session, "serve", PEPPER, now)
 
@@ -107,4 +108,4 @@ async def test_what_cannot_be_is_refused(database: Database, now: datetime) -> N
         await mint(database, now, label="x" * 101)
     async with database.session() as session:
         with pytest.raises(KeyNotFound):
-            await admin_keys.revoke(session, "nobody", now)
+            await admin_keys.revoke(session, Act(CLI, now), "nobody")

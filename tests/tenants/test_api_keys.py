@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from loraplex.tenants import api_keys, directory, key_text
+from loraplex.tenants import api_keys, directory, key_changes, key_text, stored_keys
 from loraplex.tenants.api_keys import Principal
+from loraplex.tenants.audit import CLI, Act
 from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.errors import (
@@ -25,6 +26,7 @@ from loraplex.tenants.errors import (
 )
 from loraplex.tenants.key_text import MintedKey
 from loraplex.tenants.limits import TenantLimits
+from loraplex.tenants.projects import default_project_id
 from loraplex.tenants.tables import ApiKey
 
 PEPPER = b"pepper" * 8
@@ -43,13 +45,13 @@ async def mint(
             PEPPER,
             now,
             secrets.token_bytes,
-            **more,  # type: ignore[arg-type]
+            **more,  # type: ignore[arg-type]  # values of several types
         )
 
 
 async def verify(database: Database, text: str, now: datetime) -> Principal:
     async with database.reader() as session:
-        return await api_keys.verify(session, text, PEPPER, now)
+        return await stored_keys.verify(session, text, PEPPER, now)
 
 
 async def test_a_key_authenticates_its_tenant(
@@ -62,6 +64,7 @@ async def test_a_key_authenticates_its_tenant(
         key_id=key.key_id,
         weight=1.0,
         limits=TenantLimits(),
+        project_id=default_project_id(acme.id),
     )
 
 
@@ -132,7 +135,7 @@ async def test_a_key_hashed_with_another_pepper_is_unknown(
     key = await mint(database, acme, now)
     with pytest.raises(KeyUnknown):
         async with database.reader() as session:
-            await api_keys.verify(session, key.text, b"another" * 8, now)
+            await stored_keys.verify(session, key.text, b"another" * 8, now)
 
 
 async def test_a_revoked_key_is_refused(
@@ -140,7 +143,7 @@ async def test_a_revoked_key_is_refused(
 ) -> None:
     key = await mint(database, acme, now)
     async with database.session() as session:
-        await api_keys.revoke(session, acme.id, key.key_id, now)
+        await key_changes.revoke(session, Act(CLI, now), acme.id, key.key_id)
     with pytest.raises(KeyRevoked):
         await verify(database, key.text, now)
 
@@ -160,11 +163,11 @@ async def test_keys_of_a_suspended_tenant_are_refused_until_it_is_resumed(
 ) -> None:
     key = await mint(database, acme, now)
     async with database.session() as session:
-        await directory.suspend(session, "acme")
+        await directory.suspend(session, Act(CLI, now), acme.id)
     with pytest.raises(TenantSuspended):
         await verify(database, key.text, now)
     async with database.session() as session:
-        await directory.resume(session, "acme")
+        await directory.resume(session, Act(CLI, now), acme.id)
     await verify(database, key.text, now)
 
 
@@ -173,7 +176,7 @@ async def test_no_refusal_shows_the_key(
 ) -> None:
     key = await mint(database, acme, now)
     async with database.session() as session:
-        await api_keys.revoke(session, acme.id, key.key_id, now)
+        await key_changes.revoke(session, Act(CLI, now), acme.id, key.key_id)
     for text in (SAMPLE, SAMPLE[:-1] + "x", key.text):
         with pytest.raises(KeyRefused) as refused:
             await verify(database, text, now)
@@ -202,7 +205,7 @@ async def test_another_tenants_key_cannot_be_revoked(
     key = await mint(database, acme, now)
     with pytest.raises(KeyNotFound):
         async with database.session() as session:
-            await api_keys.revoke(session, "tnt_other", key.key_id, now)
+            await key_changes.revoke(session, Act(CLI, now), "tnt_other", key.key_id)
     await verify(database, key.text, now)
 
 
@@ -212,7 +215,9 @@ async def test_revoking_twice_keeps_the_first_time(
     key = await mint(database, acme, now)
     for hours in (1, 2):
         async with database.session() as session:
-            await api_keys.revoke(session, acme.id, key.key_id, now + timedelta(hours=hours))
+            await key_changes.revoke(
+                session, Act(CLI, now + timedelta(hours=hours)), acme.id, key.key_id
+            )
     async with database.reader() as session:
         (record,) = await api_keys.list_keys(session, acme.id)
     assert record.revoked_at == now + timedelta(hours=1)
@@ -264,7 +269,7 @@ async def test_a_derived_key_that_was_revoked_stays_so(
 ) -> None:
     key = await derive(database, acme, "demo", now)
     async with database.session() as session:
-        await api_keys.revoke(session, acme.id, key.key_id, now)
+        await key_changes.revoke(session, Act(CLI, now), acme.id, key.key_id)
     with pytest.raises(KeyRevoked):
         await derive(database, acme, "demo", now)
 

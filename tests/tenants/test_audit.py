@@ -5,10 +5,11 @@ from datetime import datetime, timedelta
 import pytest
 
 from loraplex.tenants import audit
-from loraplex.tenants.audit import Act, AuditFilter, find_events
+from loraplex.tenants.audit import Act, Actor, AuditFilter, find_events
 from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.errors import ValueRefused
+from loraplex.tenants.roles import TENANT_GRANTS, Permissions
 
 DONE = (
     ("adapter.publish", "acme/support@1"),
@@ -23,9 +24,9 @@ async def told(database: Database, acme: TenantRecord, now: datetime) -> Databas
     """A log with some events, a second apart."""
     async with database.session() as session:
         for i, (action, subject) in enumerate(DONE):
-            act = Act("key_1", now + timedelta(seconds=i))
+            act = Act(Actor("api_key", "key_1"), now + timedelta(seconds=i))
             await audit.append(session, act, acme.id, action, subject, {"i": i})
-        await audit.append(session, Act("cli", now), None, "platform.start", "platform")
+        await audit.append(session, Act(audit.CLI, now), None, "platform.start", "platform")
     return database
 
 
@@ -78,3 +79,21 @@ async def test_events_are_found_by_time(told: Database, now: datetime) -> None:
 async def test_what_is_no_id_of_an_event_is_refused(told: Database, after: str) -> None:
     with pytest.raises(ValueRefused, match="after"):
         await found(told, after=after)
+
+
+async def test_of_keys_and_people_those_hear_who_may_read_them(
+    told: Database, acme: TenantRecord, now: datetime
+) -> None:
+    act = Act(Actor("person", "psn_1"), now)
+    async with told.session() as session:
+        for action in ("key.create", "member.grant", "limit.set"):
+            await audit.append(session, act, acme.id, action, "someone", {"label": "secret"})
+
+    async def heard(reader: Permissions) -> set[tuple[str, str]]:
+        events = await found(told, tenant_id=acme.id, reader=reader)
+        return {(e.action, e.actor) for e in events if e.actor_kind == "person"}
+
+    assert await heard(TENANT_GRANTS["developer"]) == {("limit.set", "person")}
+    assert len(await heard(TENANT_GRANTS["read_only"])) == 3
+    keys_alone: Permissions = frozenset(("audit.read", "keys.read"))
+    assert await heard(keys_alone) == {("limit.set", "person"), ("key.create", "person")}

@@ -17,6 +17,12 @@ from loraplex.tenants.errors import DatabaseUnusable
 from loraplex.tenants.tables import ApiKey, Tenant
 
 
+def key_of_nobody(label: str, now: datetime) -> ApiKey:
+    return ApiKey(
+        id="k", tenant_id="nobody", project_id="none", label=label, key_hash="", created_at=now
+    )
+
+
 async def test_a_transaction_that_fails_leaves_nothing(
     database: Database, acme: TenantRecord
 ) -> None:
@@ -54,7 +60,16 @@ async def test_a_reader_does_not_wait_for_a_writer(database: Database, acme: Ten
 async def test_foreign_keys_are_enforced(database: Database, now: datetime) -> None:
     with pytest.raises(IntegrityError):
         async with database.session() as session:
-            session.add(ApiKey(id="k", tenant_id="nobody", label="", key_hash="", created_at=now))
+            session.add(
+                ApiKey(
+                    id="k",
+                    tenant_id="nobody",
+                    project_id="none",
+                    label="",
+                    key_hash="",
+                    created_at=now,
+                )
+            )
 
 
 async def test_times_come_back_in_utc(database: Database, acme: TenantRecord) -> None:
@@ -70,14 +85,21 @@ async def test_times_come_back_in_utc(database: Database, acme: TenantRecord) ->
 async def test_a_time_without_a_zone_is_refused(database: Database, acme: TenantRecord) -> None:
     with pytest.raises(StatementError, match="without a zone"):
         async with database.session() as session:
-            (await session.get_one(Tenant, acme.id)).created_at = datetime(2026, 7, 1)  # noqa: DTZ001
+            (await session.get_one(Tenant, acme.id)).created_at = datetime(2026, 7, 1)  # noqa: DTZ001  that is what is refused
 
 
 async def test_error_messages_do_not_hold_values(database: Database, now: datetime) -> None:
     with pytest.raises(IntegrityError) as failure:
         async with database.session() as session:
             session.add(
-                ApiKey(id="k", tenant_id="nobody", label="secret plan", key_hash="", created_at=now)
+                ApiKey(
+                    id="k",
+                    tenant_id="nobody",
+                    project_id="none",
+                    label="secret plan",
+                    key_hash="",
+                    created_at=now,
+                )
             )
     assert "secret plan" not in str(failure.value)
 
@@ -85,6 +107,7 @@ async def test_error_messages_do_not_hold_values(database: Database, now: dateti
 def test_the_folder_of_a_new_database_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     Database.open(f"sqlite+aiosqlite:///{tmp_path / 'new' / 'loraplex.db'}")
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "new" / "loraplex.db").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(

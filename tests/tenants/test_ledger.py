@@ -13,6 +13,7 @@ from loraplex.tenants.db import Database
 from loraplex.tenants.directory import TenantRecord
 from loraplex.tenants.errors import UsageConflict
 from loraplex.tenants.ledger import UsageRecord
+from loraplex.tenants.projects import default_project_id
 from loraplex.tenants.tables import UsageRow
 
 
@@ -22,6 +23,7 @@ async def make_record(database: Database, tenant: TenantRecord, now: datetime) -
     return UsageRecord(
         request_id=f"req-{tenant.name}",
         tenant_id=tenant.id,
+        project_id=default_project_id(tenant.id),
         key_id=key.key_id,
         requested_model=f"{tenant.name}/support",
         model=f"{tenant.name}/support@3",

@@ -11,8 +11,10 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import CheckConstraint, Connection, inspect, text
 
-from loraplex.adapters.registry import tables as _registry_tables  # noqa: F401
-from loraplex.tenants import tables as _tenants_tables  # noqa: F401
+from loraplex.adapters.registry import tables as _registry_tables  # noqa: F401  registers its tables
+from loraplex.tenants import people_tables as _people_tables  # noqa: F401  registers its tables
+from loraplex.tenants import quota_tables as _quota_tables  # noqa: F401  registers its tables
+from loraplex.tenants import tables as _tenants_tables  # noqa: F401  registers its tables
 from loraplex.tenants.db import Base, Database, migrate, new_engine
 from loraplex.tenants.errors import DatabaseTooNew
 from loraplex.tenants.migrate import alembic_config
@@ -80,7 +82,7 @@ async def test_processes_that_migrate_at_once_wait_for_each_other(empty_database
     await asyncio.gather(*(migrate(database) for database in databases))
     async with databases[0].reader() as session:
         rows = await session.scalars(text("SELECT version_num FROM alembic_version"))
-        assert rows.all() == ["0004"]
+        assert rows.all() == ["0006"]
     await databases[0].close()
 
 

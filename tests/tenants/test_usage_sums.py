@@ -14,10 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loraplex.tenants import api_keys, directory, ledger
+from loraplex.tenants.audit import CLI, Act
 from loraplex.tenants.db import Database
 from loraplex.tenants.errors import ValueRefused
 from loraplex.tenants.ledger import UsageFilter, UsageRecord, find_usage, stream_usage
 from loraplex.tenants.prices import TokenPrices, set_price
+from loraplex.tenants.projects import default_project_id
 from loraplex.tenants.usage_sums import sum_usage
 
 START = datetime(2026, 11, 30, 22, tzinfo=UTC)
@@ -47,7 +49,7 @@ class Book:
                 self.owners[name] = (owner.id, key.key_id)
             for currency in ("EUR", "USD"):
                 price = await set_price(
-                    session, currency, tokens, START, START, secrets.token_bytes
+                    session, currency, tokens, START, Act(CLI, START), secrets.token_bytes
                 )
                 self.prices[currency] = price.id
         return self
@@ -59,6 +61,7 @@ class Book:
         return UsageRecord(
             request_id=f"req_{number:04d}",
             tenant_id=tenant_id,
+            project_id=default_project_id(tenant_id),
             key_id=key_id,
             requested_model=model,
             model=model,
@@ -122,7 +125,7 @@ def test_any_order_of_rows_gives_the_identical_exact_total(
             )
             by = frozenset({"tenant", "model", "hour"})
             assert sum(each.cost_pico for each in await book.sums(by=by)) == sum(expected.values())
-            key = lambda record: (record.accepted_at, record.request_id)  # noqa: E731
+            key = lambda record: (record.accepted_at, record.request_id)  # noqa: E731  a name for a line
             assert await book.stream() == sorted(records, key=key)
             await book.database.close()
 

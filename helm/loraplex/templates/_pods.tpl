@@ -27,7 +27,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "loraplex.text" -}}
 {{- if and (kindIs "float64" .) (eq (float64 .) (floor .)) -}}
 {{ int64 . }}
-{{- else if kindIs "map" . -}}
+{{- else if or (kindIs "map" .) (kindIs "slice" .) -}}
 {{ toJson . }}
 {{- else -}}
 {{ . }}

@@ -5,11 +5,12 @@ from fastapi import APIRouter
 from loraplex.platform.api.views import WhyView
 from loraplex.platform.deps import Admin, ServicesOf
 from loraplex.platform.errors import RequestNotFound
+from loraplex.platform.permissions import operator_may
 
 router = APIRouter(prefix="/admin/v1/requests")
 
 
-@router.get("/{request_id}/why", tags=["requests"])
+@router.get("/{request_id}/why", tags=["requests"], dependencies=[operator_may("platform.read")])
 async def explain_request(request_id: str, _admin: Admin, services: ServicesOf) -> WhyView:
     """Show how long a request waited, and for what."""
     open_request = services.open_requests.find(request_id)

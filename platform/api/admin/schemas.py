@@ -1,6 +1,6 @@
 """Bodies of the admin API's requests."""
 
-from dataclasses import asdict, replace
+from dataclasses import fields
 from typing import Annotated
 
 from pydantic import Field
@@ -28,18 +28,15 @@ class LimitsBody(Schema):
     """Most that its adapters may take of the device's memory."""
     adapter_pin_bytes: int | None = None
     """Most that it may pin; null lets it pin nothing."""
+    adapter_host_floor_bytes: int | None = None
+    """Of the host's memory, what others cannot push its adapters out of."""
+    adapter_host_cap_bytes: int | None = None
+    """Most that its adapters may take of the host's memory."""
 
-    def over(self, limits: TenantLimits) -> TenantLimits:
-        """The limits, with those changed that the body names."""
-        return replace(limits, **self._named(limits))
-
-    def over_adapters(self, limits: AdapterLimits) -> AdapterLimits:
-        """The same for those of adapters."""
-        return replace(limits, **self._named(limits))
-
-    def _named(self, limits: TenantLimits | AdapterLimits) -> dict[str, int | None]:
-        fields = asdict(limits)
-        return {k: v for k, v in self.model_dump(exclude_unset=True).items() if k in fields}
+    def named(self, of: type[TenantLimits | AdapterLimits]) -> dict[str, int | None]:
+        """Those limits that the body names, of one kind."""
+        known = {field.name for field in fields(of)}
+        return {k: v for k, v in self.model_dump(exclude_unset=True).items() if k in known}
 
 
 class TenantBody(Schema):
@@ -48,6 +45,10 @@ class TenantBody(Schema):
     name: str
     weight: float = 1.0
     limits: LimitsBody = LimitsBody()
+    service_tiers: list[str] | None = None
+    """Those that its requests may ask for; null allows all."""
+    time_zone: str | None = None
+    """IANA name of the zone in which its months begin; null is UTC."""
 
 
 class ChangeBody(Schema):
@@ -56,12 +57,24 @@ class ChangeBody(Schema):
     weight: float | None = None
     limits: LimitsBody | None = None
     """Of its fields, too, only those that are there change; null takes the default again."""
+    service_tiers: list[str] | None = None
+    """Those that its requests may ask for."""
+    time_zone: str | None = None
+    """IANA name of the zone in which its months begin."""
 
 
-class KeyBody(Schema):
-    """A new API key."""
+class ReasonBody(Schema):
+    """Why something is done."""
+
+    reason: str = ""
+
+
+class AdminKeyBody(Schema):
+    """A new key of an operator."""
 
     label: str = ""
+    role: str
+    """`owner`, `operator`, `finance` or `read_only`."""
     expires_at: Moment | None = None
 
 

@@ -8,15 +8,16 @@ from fastapi.responses import Response
 from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex.platform.api.admin.repeatable import Post
 from loraplex.platform.api.admin.schemas import PriceBody
-from loraplex.platform.api.admin.tenants import tenant_of
 from loraplex.platform.api.bodies import parse_exactly, request_body_of
 from loraplex.platform.api.moments import Moment
+from loraplex.platform.api.owner import act_of, tenant_of
 from loraplex.platform.api.paging import Listing, Page, Query, listing, one_page
+from loraplex.platform.api.repeatable import Post
 from loraplex.platform.api.views import PriceView, UsageSummary, UsageSumView, UsageView
 from loraplex.platform.deps import Admin, ServicesOf, body_of
 from loraplex.platform.errors import InvalidRequest
+from loraplex.platform.permissions import operator_may
 from loraplex.tenants.ids import Entropy
 from loraplex.tenants.ledger import UsageFilter, find_usage
 from loraplex.tenants.prices import TokenPrices, list_prices, set_price
@@ -43,10 +44,10 @@ class SummaryQuery(Query):
     since: Moment | None = None
     until: Moment | None = None
     model: str | None = None
-    group_by: Annotated[tuple[GroupBy, ...], Field(max_length=4)] = ()
+    group_by: Annotated[tuple[GroupBy, ...], Field(max_length=6)] = ()
 
 
-@router.get("/usage", tags=["usage"])
+@router.get("/usage", tags=["usage"], dependencies=[operator_may("usage.read")])
 async def list_usage(
     _admin: Admin, services: ServicesOf, asked: Annotated[UsageQuery, fastapi.Query()]
 ) -> Listing[UsageView]:
@@ -57,11 +58,12 @@ async def list_usage(
     return one_page([UsageView.of(record) for record in records], asked.limit)
 
 
-@router.get("/usage/summary", tags=["usage"])
+@router.get("/usage/summary", tags=["usage"], dependencies=[operator_may("usage.read")])
 async def summarize_usage(
     _admin: Admin, services: ServicesOf, asked: Annotated[SummaryQuery, fastapi.Query()]
 ) -> UsageSummary:
-    """Sum usage by currency and `group_by`: any of `tenant`, `model`, and `hour` or `day`."""
+    """Sum usage by currency and `group_by`: any of `tenant`, `project`, `key`, `model`, and
+    `hour` or `day`."""
     if {"hour", "day"} <= set(asked.group_by):
         raise InvalidRequest("group_by: hour and day exclude each other.", "group_by")
     async with services.resources.database.reader() as session:
@@ -80,6 +82,7 @@ async def summarize_usage(
     response_model=PriceView,
     openapi_extra=request_body_of(PriceBody),
     tags=["prices"],
+    dependencies=[operator_may("prices.write")],
 )
 async def create_price(request: Request, admin: Admin, services: ServicesOf) -> Response:
     """Set the prices of tokens from a time on; requests admitted before keep theirs."""
@@ -89,16 +92,16 @@ async def create_price(request: Request, admin: Admin, services: ServicesOf) -> 
         cached_micros=asked.cached_micros,
         completion_micros=asked.completion_micros,
     )
-    now = services.now()
+    act = act_of(request, admin, services)
 
     async def work(session: AsyncSession, entropy: Entropy) -> PriceView:
-        start = asked.valid_from or now
-        return PriceView.of(await set_price(session, asked.currency, tokens, start, now, entropy))
+        start = asked.valid_from or act.at
+        return PriceView.of(await set_price(session, asked.currency, tokens, start, act, entropy))
 
     return await Post(request, admin, services).serve(work)
 
 
-@router.get("/prices", tags=["prices"])
+@router.get("/prices", tags=["prices"], dependencies=[operator_may("prices.read")])
 async def list_all_prices(
     _admin: Admin, services: ServicesOf, page: Annotated[Page, fastapi.Query()]
 ) -> Listing[PriceView]:

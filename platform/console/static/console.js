@@ -48,6 +48,9 @@ document.addEventListener("htmx:afterSettle", (event) => {
   if (heading) heading.focus();
 });
 
+// A page that answers a form has what must be seen once: loading it again must not repeat the form.
+if (document.getElementById("new-key")) history.replaceState(null, "", location.href);
+
 // After an action the keyboard goes on where its outcome is.
 const outcome = document.getElementById("problems")
   || document.querySelector("[aria-invalid='true']")

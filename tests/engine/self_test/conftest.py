@@ -7,7 +7,7 @@ from tests.engine.self_test.world import BLOCK_SIZE, NUM_BLOCKS
 from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.runner import ModelRunner
-from loraplex.kernels.lora_cpu import CpuLora
+from loraplex.kernels.cpu_kernels import CpuKernels
 
 
 @pytest.fixture(scope="session")
@@ -17,10 +17,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runner(model_folder: Path, compiled_lora: CpuLora) -> ModelRunner:
+def runner(model_folder: Path, compiled_kernels: CpuKernels) -> ModelRunner:
     """Of the tiny model, with compiled kernels."""
     config = ModelConfig(model_folder, "tiny", "cpu", "float32")
-    return ModelRunner(load_model(config), NUM_BLOCKS, BLOCK_SIZE, compiled_lora)
+    return ModelRunner(load_model(config, compiled_kernels), NUM_BLOCKS, BLOCK_SIZE)
 
 
 @pytest.fixture(scope="session")

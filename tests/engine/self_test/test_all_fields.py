@@ -12,14 +12,14 @@ from loraplex.engine.config import ModelConfig
 from loraplex.engine.model import load_model
 from loraplex.engine.protocol import SelfTest
 from loraplex.engine.runner import ModelRunner
-from loraplex.kernels.lora_cpu import CpuLora
+from loraplex.kernels.cpu_kernels import CpuKernels
 
 INVOKED = {"r": 4, "target_modules": ["q_proj", "v_proj"], "alora_invocation_tokens": [7, 8, 9]}
 
 
 @pytest.mark.parametrize(("model", "method"), [("untied", "peft"), ("capped", "peft")])
 async def test_each_field_is_seen_in_the_output_and_passes(
-    model: str, method: str, compiled_lora: CpuLora, tmp_path: Path
+    model: str, method: str, compiled_kernels: CpuKernels, tmp_path: Path
 ) -> None:
     folder = tiny_models.save_model(tmp_path / "model", MODELS[model])
     cases = {
@@ -28,10 +28,9 @@ async def test_each_field_is_seen_in_the_output_and_passes(
         if case.model == model
     } | {"alora_invocation_tokens": (INVOKED, None)}
     runner = ModelRunner(
-        load_model(ModelConfig(folder, "tiny", "cpu", "float32")),
+        load_model(ModelConfig(folder, "tiny", "cpu", "float32"), compiled_kernels),
         NUM_BLOCKS,
         BLOCK_SIZE,
-        compiled_lora,
     )
     reports: dict[str, SelfTest] = {}
     async with running(runner, tmp_path) as world:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from loraplex.engine.claim import claimed
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.core import StepReport
 from loraplex.engine.frames import UnixAddress
+from loraplex.engine.journal import Journal
 from loraplex.engine.loop import EngineLoop
 from loraplex.engine.memory import PoolSizes
 from loraplex.engine.model import export_tokenizer
@@ -99,8 +101,9 @@ class World:
             options.patience_s,
         )
         welcome = Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=MODEL)
+        self.journal = Journal(folder / "journal", 7, 1000, time.time)
         self.server = StreamServer(
-            parts.intake, welcome, Security(), lambda: "", self.verifier.verify
+            parts.intake, welcome, Security(), lambda: "", self.verifier.verify, self.journal
         )
         self.reports: list[StepReport] = []
         self.ended: asyncio.Queue[str] = asyncio.Queue()
@@ -157,4 +160,5 @@ async def running(
             world.intake.close()
             world.transfers.close()
             await world.server.close()
+            await world.journal.close()
             await world.peft.close()

@@ -72,7 +72,7 @@ class Link(CopyLink):
         self.now = now
         arrived = "".join(arrival.key.digest for arrival in self.arrivals())
         keys = {kind: tuple(AdapterKey("t", n) for n in names) for kind, names in orders.items()}
-        self.start(StepPlan(1, (), **({"loads": (), "evictions": ()} | keys)))  # type: ignore[arg-type]
+        self.start(StepPlan(1, (), **({"loads": (), "evictions": ()} | keys)))  # type: ignore[arg-type]  # wrong on purpose, or replaced for the test
         return arrived
 
 

@@ -16,7 +16,7 @@ def device(**changes: object) -> Device:
         "bytes_per_rank": 1000,
         "copy_bytes_per_s": 1e6,
     }
-    return Device(**(values | changes))  # type: ignore[arg-type]
+    return Device(**(values | changes))  # type: ignore[arg-type]  # values of several types
 
 
 def requests(count: int, gap_s: float = 0.02, tenants: int = 3, adapters: int = 0) -> Requests:
@@ -34,4 +34,4 @@ def requests(count: int, gap_s: float = 0.02, tenants: int = 3, adapters: int = 
 
 
 def setup(load: Requests, **changes: object) -> Setup:
-    return Setup(device(), load, **changes)  # type: ignore[arg-type]
+    return Setup(device(), load, **changes)  # type: ignore[arg-type]  # values of several types

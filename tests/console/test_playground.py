@@ -44,8 +44,7 @@ async def test_an_answer_is_stopped_and_the_engine_with_it(
         await page.select_option("#model", "tiny")
         await page.click("#make-key")
         await page.get_by_text("A key was made.").wait_for()
-        while not engine._submitted.empty():
-            engine._submitted.get_nowait()
+        engine.forget_submitted()
         await page.fill("#message", "hello")
         await page.click("#send")
         submit = await engine.submitted()

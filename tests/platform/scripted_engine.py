@@ -296,6 +296,11 @@ class ScriptedEngine:
         async with asyncio.timeout(60):
             return await self._submitted.get()
 
+    def forget_submitted(self) -> None:
+        """What has arrived so far, of tests that shared this engine, is of no interest."""
+        while not self._submitted.empty():
+            self._submitted.get_nowait()
+
     def emit(
         self,
         request_id: str,

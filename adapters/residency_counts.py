@@ -9,6 +9,12 @@ Cause = Literal["load", "prefetch", "kv", "drop"]
 requests needed it for their KV blocks, or its version was deleted."""
 
 
+Route = Literal["resident", "prefetch", "wait", "join", "layer-wise", "assist"]
+"""How a request came to run on its adapter: it was there; it was there for this request first,
+since it was prefetched; the request waited for the load that it had caused, or for one that another
+had; it began while layers were copied, or also had the host compute some of them."""
+
+
 @dataclass(slots=True)
 class PrefetchCounts:
     """What became of prefetches; what is neither claimed nor wasted is still there."""
@@ -31,12 +37,18 @@ class ResidencyCounts:
     num_host_loads: int = 0
     """Of those, from the host's memory: the others read the store."""
     num_drops: int = 0
+    routes: dict[Route, int] = field(default_factory=dict)
+    """Requests that began to run on an adapter, each choice by itself; what `num_uses` counts."""
     evictions: dict[tuple[TierName, Cause], int] = field(default_factory=dict)
 
     def count_load(self, *, is_from_host: bool) -> None:
         """One more has been started."""
         self.num_loads += 1
         self.num_host_loads += is_from_host
+
+    def count_route(self, route: Route) -> None:
+        """One more request has come to run on its adapter so."""
+        self.routes[route] = self.routes.get(route, 0) + 1
 
     def count_eviction(self, tier: TierName, cause: Cause) -> None:
         """One more has lost its memory."""

@@ -1,7 +1,7 @@
 """A stored adapter as tensors, at its true rank."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from io import FileIO
 from pathlib import Path
@@ -79,19 +79,6 @@ class VerifiedAdapter:
         return self.outline.host_bytes
 
 
-def load(
-    store: Store,
-    digest: str,
-    base: BaseShapes,
-    base_weights: BaseWeights,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> AdapterWeights:
-    """`read`, then `place`."""
-    return place(read(store, digest, base, base_weights), dtype=dtype, device=device)
-
-
 def read(
     store: Store,
     digest: str,
@@ -144,56 +131,16 @@ def read(
     return VerifiedAdapter(outline, pairs, others, decode(kept))
 
 
-def place(
-    adapter: VerifiedAdapter,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    on_layer: Callable[[int, int], None] = lambda _done, _all: None,
-) -> AdapterWeights:
-    """Copy an adapter to the device, layer by layer, into memory of its own. ``on_layer`` is told
-    how many layers are there, and of how many."""
-
-    # Copies, on a CPU too: what one memory gives up must not be held by the other.
-    weight = _Once(lambda tensor: tensor.to(device, dtype, copy=True))
-    exact = _Once(lambda tensor: tensor.to(device, copy=True))
-    source = adapter.pairs.data
-    if torch.device(device).type == "cpu":
-        data = own_pages(len(source), dtype)
-    else:
-        data = torch.empty(len(source), dtype=dtype, device=device)
-    placed: dict[str, Assembled] = {}
-    layers, start = adapter.outline.pairs.layers, 0
-    for num_done, (paths, end) in enumerate(layers, 1):
-        data[start:end].copy_(source[start:end])
-        start = end
-        for path in paths if adapter.modules else ():
-            if path in adapter.modules:
-                placed[path] = adapter.modules[path].copied(weight, exact)
-        on_layer(num_done, len(layers))
-    loose = {path: m.pair for path, m in placed.items() if m.pair is not None}
-    return AdapterWeights(
-        num_bytes=adapter.outline.device_bytes[dtype.itemsize],
-        pairs=MappingProxyType(loose) if loose else replace(adapter.pairs, data=data, _views={}),
-        effects=MappingProxyType({p: m.effect for p, m in placed.items() if m.effect is not None}),
-        parameters=MappingProxyType(
-            {p: m.experts for p, m in placed.items() if m.experts is not None}
-        ),
-        vocab_size=adapter.layout.vocab_size,
-        added_tokens=MappingProxyType({t.id: t for t in adapter.profile.added_tokens}),
-    )
-
-
 def _apart(
     modules: Mapping[str, Assembled], pairs: PackedPairs, copy: Copy
 ) -> Mapping[str, Assembled]:
     """Copy what is not packed, so that nothing holds all of the file."""
-    once = _Once(copy)
+    once = Once(copy)
     loose = {p: replace(m, pair=None) if p in pairs else m for p, m in modules.items()}
     return MappingProxyType({path: module.copied(once, once) for path, module in loose.items()})
 
 
-class _Once:
+class Once:
     """Copies each tensor once, although modules share some."""
 
     def __init__(self, copy: Copy) -> None:
@@ -201,6 +148,7 @@ class _Once:
         self._copies: dict[int, torch.Tensor] = {}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the copy of ``tensor``."""
         if id(tensor) not in self._copies:
             self._copies[id(tensor)] = self._copy(tensor)
         return self._copies[id(tensor)]

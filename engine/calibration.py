@@ -91,7 +91,7 @@ class Calibration:
 
     def _time(self, plan: StepPlan) -> float:
         started = self._clock()
-        self._runner.collect(self._runner.launch(self._runner.build(plan, self._adapters)))
+        self._runner.collect(self._runner.launch(self._runner.build(plan, self._adapters, {})))
         return self._clock() - started
 
     def _plan(self, shape: Shape) -> tuple[StepFeatures, StepPlan]:

@@ -9,6 +9,9 @@ from typing import Literal
 
 from loraplex.engine.protocol import ServiceTier
 
+RouteMode = Literal["choose", "wait", "layer-wise", "assist"]
+"""How a request goes on whose adapter is not on the device: by what is predicted to be the fastest,
+or always the same way, for comparison."""
 PrefetchMode = Literal["none", "queue", "all"]
 """`queue` looks ahead among requests that wait; `all` also expects those that may come."""
 
@@ -66,6 +69,12 @@ class SchedulerConfig:
     None takes a quarter of the adapters' memory."""
     prefetch: PrefetchMode = "none"
     """Which adapters are loaded before they are needed; see `Prefetch`."""
+    route: RouteMode = "wait"
+    """How a request goes on whose adapter is not on the device; see `Routes`."""
+    num_assistants: int = 0
+    """Processes of the host that can compute adapters' parts of prompts; 0 rules that route out."""
+    max_cold_passes: int = 4
+    """Requests that may run on adapters which are on their way."""
     min_prefill_tokens: int = 16
     """Tokens of prompts that a step may compute, whatever it makes late."""
     min_learned_steps: int = 64

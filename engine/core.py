@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
 from loraplex.adapters.errors import AdapterError, AdapterMismatch
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.reservations import RESERVABLE_SHARE, Reservations
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.sizes import NO_SIZES, AdapterSizes
@@ -56,8 +57,13 @@ class Runner(Protocol[Batch]):
         """Copy the plan's KV blocks, those to the host first; before `build`."""
         ...
 
-    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> Batch:
-        """Turn a plan into device tensors."""
+    def build(
+        self,
+        plan: StepPlan,
+        adapters: Mapping[AdapterKey, AdapterWeights],
+        arriving: Mapping[AdapterKey, LoadProgress],
+    ) -> Batch:
+        """Turn a plan into device tensors; `adapters` are there, `arriving` on their way."""
         ...
 
     def launch(self, batch: Batch) -> Any:  # noqa: ANN401  what `collect` takes is its own matter
@@ -131,7 +137,7 @@ class Engine(Generic[Batch]):
             if not plan.num_requests:
                 events = self._with_asides(self._scheduler.take_events())
                 return StepReport(plan, events, arrivals=arrivals)
-            batch = self._runner.build(plan, self._transfers.resident)
+            batch = self._runner.build(plan, self._transfers.resident, self._transfers.arriving)
             built = perf_counter()
             launched = self._runner.launch(batch)
             idle_s = self._do_beside(meanwhile)

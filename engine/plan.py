@@ -85,6 +85,40 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     """None while the prompt goes on after this chunk."""
 
 
+@dataclass(frozen=True, slots=True)
+class ColdChunk:
+    """A chunk of a prompt whose adapter is on its way to the device.
+
+    It is computed apart from all other rows, by a pass that stops before layers which it may not
+    compute yet, and goes on from there in a later step: so decodes wait for no copy. A step lists
+    all passes that are under way; the runner gives up those that it does not.
+    """
+
+    chunk: Chunk
+    """The same in each step until its pass has ended."""
+    until_layer: int
+    """How many of the adapter's layers it may have computed after this step; all of them let it end
+    with the head."""
+    may_assist: bool = False
+    """Whether the host may compute the adapter's part of layers that are not on the device."""
+    wait_ms: float = 0.0
+    """How long the step may wait for layers, altogether; 0 while anybody decodes."""
+
+
+class ColdOutput(NamedTuple):
+    """How far a pass has come."""
+
+    num_layers: int
+    """Of the adapter's layers, computed so far."""
+    num_host_layers: int = 0
+    """Of those, by the host."""
+    is_done: bool = False
+    """True if KV of all its tokens is in the cache; the pass has ended."""
+    token_id: int | None = None
+    """What was drawn, if it is done and its chunk samples; failures and log-probabilities are in
+    `StepOutput`."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Roster:
     """Who decodes, in the order of rows: base rows first, then grouped by adapter.
@@ -222,11 +256,17 @@ class StepPlan:
     """Adapters that the host's memory keeps no longer; before the loads start, too."""
     host_keeps: tuple[AdapterKey, ...] = ()
     """Loads and prefetches whose bytes the host's memory keeps once they were read."""
+    cold: tuple[ColdChunk, ...] = ()
+    """Chunks of prompts whose adapters are on their way, all that have begun and not ended."""
+    copy_bytes: int | None = None
+    """Bytes of adapters that may go to the device until the next plan, loads before prefetches;
+    None for no bound, where nobody decodes."""
 
     @property
     def num_requests(self) -> int:
         """Choices of which something is computed; 0 if the step computes nothing."""
-        return len(self.decodes) + len({chunk.request_id for chunk in self.prefills})
+        prompts = {chunk.request_id for chunk in self.prefills}
+        return len(self.decodes) + len(prompts) + len(self.cold)
 
     @property
     def num_preempted(self) -> int:
@@ -285,6 +325,8 @@ class StepOutput:
     """`Request.key` to reason, for rows whose logits were not finite."""
     logprobs: Mapping[str, Logprobs] = field(default_factory=dict)
     """`Request.key` to log-probabilities, for tokens whose spec asks for them."""
+    cold: Mapping[str, ColdOutput] = field(default_factory=dict)
+    """`Request.key` to how far its pass has come, for all of `StepPlan.cold`."""
 
     @classmethod
     def of(

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from loraplex.adapters.base_shapes import BaseShapes
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
@@ -32,6 +34,8 @@ from loraplex.engine.sampler import Draw, draw
 from loraplex.kernels.attention import Attention, KvCache, KvLayout, Scoring, allocate_kv_cache
 from loraplex.kernels.attention_choice import choose_attention
 from loraplex.kernels.segment_buffers import SegmentBuffers
+
+NOTHING_ARRIVES: Mapping[AdapterKey, LoadProgress] = MappingProxyType({})
 
 
 def kv_bytes_per_block(model: LoadedModel, block_size: int) -> int:
@@ -147,8 +151,14 @@ class ModelRunner:
             release_blocks(self._caches, plan.lent_blocks)
         self._copies.to_device(plan.copies_in)
 
-    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
+    def build(
+        self,
+        plan: StepPlan,
+        adapters: Mapping[AdapterKey, AdapterWeights],
+        arriving: Mapping[AdapterKey, LoadProgress] = NOTHING_ARRIVES,
+    ) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
+        del arriving
         return self._builder.build(plan, adapters)
 
     def launch(self, batch: StepBatch) -> Launched | StepBatch:

@@ -1,9 +1,9 @@
 """Adapters of a store, for a runner."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from loraplex.adapters import weights
+from loraplex.adapters import placement, weights
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.outline import Outlines
 from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
@@ -23,16 +23,17 @@ class StoredAdapters:
         """See `weights.read`; laid out as the runner's kernels read it."""
         return self._read(digest, transposes_b=self.runner.reads_b_transposed)
 
-    def place(
-        self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]
-    ) -> AdapterWeights:
-        """See `weights.place`; made ready for the runner's kernels."""
+    def place(self, on_host: VerifiedAdapter, progress: LoadProgress) -> AdapterWeights:
+        """See `placement.place`; made ready for the runner's kernels."""
         model = self.runner.model
         with self.runner.beside():
-            placed = weights.place(
-                on_host, dtype=model.dtype, device=model.device, on_layer=on_layer
+            return placement.place(
+                on_host,
+                dtype=model.dtype,
+                device=model.device,
+                progress=progress,
+                prepare=self.runner.locate,
             )
-            return self.runner.locate(placed)
 
     def plain(self, digest: str) -> AdapterWeights:
         """Read and place an adapter as plain torch computes it, beside what is resident.
@@ -40,7 +41,7 @@ class StoredAdapters:
         Raises what `read` raises."""
         model = self.runner.model
         read = self._read(digest, transposes_b=False)
-        return weights.place(read, dtype=model.dtype, device=model.device)
+        return placement.place(read, dtype=model.dtype, device=model.device)
 
     def _read(self, digest: str, *, transposes_b: bool) -> VerifiedAdapter:
         model = self.runner.model

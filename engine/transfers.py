@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
 from loraplex.adapters.errors import AdapterMismatch
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.plan import StepPlan
@@ -28,13 +29,10 @@ class _Transfer:
     is_from_host: bool = False
     is_to_keep: bool = False
     """The host keeps what is read."""
-    layers: tuple[int, int] = (0, 0)
+    progress: LoadProgress = field(default_factory=LoadProgress)
     future: "Future[None] | None" = None
     weights: AdapterWeights | None = None
     error: Exception | None = None
-
-    def note_layers(self, num_layers: int, of_layers: int) -> None:
-        self.layers = (num_layers, of_layers)
 
 
 class Transfers:
@@ -114,7 +112,14 @@ class Transfers:
 
     def progress(self) -> Iterator[Progress]:
         """How far what is on its way has come."""
-        return (Progress(key, *transfer.layers) for key, transfer in self._in_flight.items())
+        for key, transfer in self._in_flight.items():
+            progress = transfer.progress
+            yield Progress(key, progress.num_layers, progress.of_layers)
+
+    @property
+    def arriving(self) -> Mapping[AdapterKey, LoadProgress]:
+        """Adapters on their way, and those that have come since the engine looked last."""
+        return {key: transfer.progress for key, transfer in self._in_flight.items()}
 
     def close(self) -> None:
         """Wait for what is being read, drop the rest."""
@@ -150,12 +155,13 @@ class Transfers:
         try:
             if transfer.on_host is None:
                 transfer.on_host = self._source.read(transfer.key.digest)
-            transfer.weights = self._source.place(transfer.on_host, transfer.note_layers)
+            transfer.weights = self._source.place(transfer.on_host, transfer.progress)
         except AdapterMismatch as error:
             _log.error("%s", error)
             transfer.error = error
         except Exception as error:  # noqa: BLE001  whatever it was, those who wait must hear of it
             _log.exception("adapter %s could not be loaded", transfer.key.digest)
             transfer.error = error
+        transfer.progress.end()
         self._ended.put(transfer)
         self._on_arrival()

@@ -1,9 +1,9 @@
 """What the engine asks of whoever copies adapters to the device, and they of whoever reads them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
 
@@ -54,7 +54,7 @@ class AdapterSource(Protocol):
         """Read an adapter into the host's memory and verify it; raises what goes wrong."""
         ...
 
-    def place(self, on_host: Any, on_layer: Callable[[int, int], None]) -> Any:  # noqa: ANN401  each source has its own
-        """Copy what was read to the device, as steps use it; `on_layer` takes how many layers are
-        there, and of how many."""
+    def place(self, on_host: Any, progress: LoadProgress) -> Any:  # noqa: ANN401  each source has its own
+        """Copy what was read to the device, as steps use it; `progress` is told of each layer, and
+        says when it may be copied."""
         ...

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.batch import StepBatch
@@ -14,7 +15,7 @@ from loraplex.engine.launched import Launched
 from loraplex.engine.model import LoadedModel
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import Failed, Rejected, Sampling, Submit
-from loraplex.engine.runner import ModelRunner
+from loraplex.engine.runner import NOTHING_ARRIVES, ModelRunner
 from loraplex.engine.simulation.model import END, ScriptedModel, begun
 from loraplex.engine.simulation.records import Record, Run
 from loraplex.engine.simulation.traces import TraceRequest
@@ -33,10 +34,15 @@ class LengthRunner(ModelRunner):
         self.script = ScriptedModel({})
         self._plan = StepPlan(0)
 
-    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
+    def build(
+        self,
+        plan: StepPlan,
+        adapters: Mapping[AdapterKey, AdapterWeights],
+        arriving: Mapping[AdapterKey, LoadProgress] = NOTHING_ARRIVES,
+    ) -> StepBatch:
         """See `ModelRunner`."""
         self._plan = plan
-        return super().build(plan, adapters)
+        return super().build(plan, adapters, arriving)
 
     def collect(self, launched: Launched | StepBatch) -> StepOutput:
         """See `ModelRunner`."""

@@ -14,7 +14,7 @@ from peft import LoraConfig
 from tests.adapters import build
 from tests.adapters.kinds import APART, TIED, VALID
 
-from loraplex.adapters import weights
+from loraplex.adapters import placement
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.claims import Role, claim
 from loraplex.adapters.errors import AdapterMismatch, CheckpointInvalid
@@ -199,7 +199,7 @@ def loads_as_checked(checkpoint, base, store):
     roles = {role for of in claims.values() for role in of}
     where = {"dtype": torch.float32, "device": "cpu"}
     try:
-        loaded = weights.load(store, checkpoint.digest, base, Zeros(base), **where)
+        loaded = placement.load(store, checkpoint.digest, base, Zeros(base), **where)
     except AdapterMismatch:
         assert Role.BASE_WEIGHT in roles  # which the worker alone can compare
         return

@@ -16,9 +16,11 @@ from tests.adapters import build
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.checkpoint import CONFIG_FILE, TENSORS_FILE, compute_digest
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.outline import Outlines
 from loraplex.adapters.packed_pairs import PackedPairs
-from loraplex.adapters.weights import VerifiedAdapter, place, read
+from loraplex.adapters.placement import place
+from loraplex.adapters.weights import VerifiedAdapter, read
 
 KINDS = MappingProxyType({"q_proj": (3, 4), "up_proj": (5, 2)})
 NUM_LAYERS = 12
@@ -113,9 +115,11 @@ def test_an_adapter_of_one_dtype_moves_in_a_few_pieces_however_many_layers_it_ha
     assert len(found.pairs) == len(PATHS)
     assert not found.modules
     assert len(found.outline.pairs.runs) == 2 * len(KINDS)
-    told = []
-    place(found, dtype=torch.float32, device="cpu", on_layer=lambda *at: told.append(at))
-    assert told == [(number, NUM_LAYERS) for number in range(1, NUM_LAYERS + 1)]
+    paced: list[int] = []
+    progress = LoadProgress(paced.append)
+    placed = place(found, dtype=torch.float32, device="cpu", progress=progress)
+    assert progress.num_layers == progress.of_layers == len(paced) == NUM_LAYERS
+    assert sum(paced) == placed.pairs.data.nbytes
 
 
 def test_what_is_placed_and_what_the_host_keeps_are_memory_apart(tmp_path: Path) -> None:

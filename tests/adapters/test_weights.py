@@ -24,10 +24,11 @@ from loraplex.adapters.errors import (
     PatternTimeout,
 )
 from loraplex.adapters.outline import Outlines
+from loraplex.adapters.placement import load, place
 from loraplex.adapters.profile import AddedToken, Profile
 from loraplex.adapters.sizes import sizes_of_head
 from loraplex.adapters.storage import AdapterStore
-from loraplex.adapters.weights import load, place, read
+from loraplex.adapters.weights import read
 
 
 @pytest.fixture

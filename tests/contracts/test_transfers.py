@@ -1,11 +1,12 @@
 """What whoever copies adapters must do: the engine's threads, and the simulator's link."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import Event, Semaphore
 
 import pytest
 from tests.engine import build
 
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
 from loraplex.engine.simulation.copies import CopyLink
@@ -179,11 +180,13 @@ def test_how_many_layers_are_there_is_told_while_the_rest_is_copied() -> None:
     halfway, may_end, woken = Event(), Event(), Event()
 
     class InTwoHalves(build.Source):
-        def place(self, on_host: object, on_layer: Callable[[int, int], None]) -> object:
-            on_layer(1, 2)
+        def place(self, on_host: object, progress: LoadProgress) -> object:
+            progress.open(2, None)
+            progress.add_layer()
             halfway.set()
             assert may_end.wait(10)
-            return super().place(on_host, on_layer)
+            progress.add_layer()
+            return on_host
 
     transfers = Transfers(InTwoHalves(lambda _: object()), woken.set)
     transfers.start(plan(loads="a"))

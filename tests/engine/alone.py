@@ -8,7 +8,7 @@ import torch
 from tests.engine.packed_greedy import Request
 from torch import Tensor, nn
 
-from loraplex.adapters import weights
+from loraplex.adapters import placement
 from loraplex.adapters.checkpoint import inspect
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.storage import AdapterStore
@@ -79,7 +79,7 @@ def load_adapters(
     for name, folder in adapter_folders.items():
         checkpoint = inspect(folder, model.shapes)
         store.put(checkpoint)
-        loaded[AdapterKey("tenant", name)] = weights.load(
+        loaded[AdapterKey("tenant", name)] = placement.load(
             store,
             checkpoint.digest,
             model.shapes,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from tests.engine.linear_costs import KnownLengths, LinearCosts
 
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.sizes import AdapterSizes
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
@@ -79,8 +80,9 @@ class Source:
     def __init__(self, load: Callable[[str], object]) -> None:
         self.read = load
 
-    def place(self, on_host: object, on_layer: Callable[[int, int], None]) -> object:
-        on_layer(1, 1)
+    def place(self, on_host: object, progress: LoadProgress) -> object:
+        progress.open(1, None)
+        progress.add_layer()
         return on_host
 
 

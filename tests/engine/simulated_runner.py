@@ -7,6 +7,7 @@ and where an adapter begins to act changes the output too.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import Chunk, SampleSpec, StepOutput, StepPlan
 
@@ -65,7 +66,12 @@ class SimulatedRunner:
             for device, host in zip(device_blocks, host_blocks, strict=True):
                 self._pool[device] = list(self._host[host])
 
-    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, object]) -> StepPlan:
+    def build(
+        self,
+        plan: StepPlan,
+        adapters: Mapping[AdapterKey, object],
+        arriving: Mapping[AdapterKey, LoadProgress],
+    ) -> StepPlan:
         for chunk in plan.chunks:
             assert chunk.adapter is None or chunk.adapter in adapters, "adapter is not resident"
         return plan

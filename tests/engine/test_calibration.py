@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.engine import build
 
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.calibration import Calibration, shapes
@@ -31,7 +32,12 @@ class TimedMachine:
     def clock(self) -> float:
         return self.now
 
-    def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepPlan:
+    def build(
+        self,
+        plan: StepPlan,
+        adapters: Mapping[AdapterKey, AdapterWeights],
+        arriving: Mapping[AdapterKey, LoadProgress],
+    ) -> StepPlan:
         assert all(chunk.adapter is None or chunk.adapter in adapters for chunk in plan.chunks)
         return plan
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.engine.simulated_worker import MODEL
 
-from loraplex.adapters import weights
+from loraplex.adapters import placement
 from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.claim import claimed
 from loraplex.engine.client import Security, StreamClient
@@ -55,11 +56,9 @@ class _Spoiled(StoredAdapters):
 
     spoil: Callable[[AdapterWeights], AdapterWeights] = lambda placed: placed
 
-    def place(
-        self, on_host: VerifiedAdapter, on_layer: Callable[[int, int], None]
-    ) -> AdapterWeights:
-        model = self.runner.model
-        placed = weights.place(on_host, dtype=model.dtype, device="cpu", on_layer=on_layer)
+    def place(self, on_host: VerifiedAdapter, progress: LoadProgress) -> AdapterWeights:
+        dtype = self.runner.model.dtype
+        placed = placement.place(on_host, dtype=dtype, device="cpu", progress=progress)
         return self.runner.locate(self.spoil(placed))
 
 

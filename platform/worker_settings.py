@@ -140,6 +140,21 @@ class WorkerSettings(BaseSettings):
     default_tpot_ms: float = Field(
         250.0, gt=0, description="Target for each further token of the tier `default`."
     )
+    adapter_copy_bytes_per_s: int | None = Field(
+        None,
+        ge=1_000_000,
+        description="Bytes of adapters a second that go to the device at most: a throttle, for "
+        "trying on one machine what a slower link would do. It is reported wherever times are. "
+        "Default: as fast as memory goes.",
+    )
+    assist_processes: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="Processes that compute adapters' parts of prompts on the host while the "
+        "adapters are copied, each bound to a core. Default: on a GPU a quarter of the cores, at "
+        "most 8; on a CPU none, since its copies are faster than any help.",
+    )
     max_transfer_bytes: int | None = Field(
         None,
         ge=1,

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.engine.cold_world import LAYERS, Costs, World
+from tests.engine.route_world import LAYERS, Costs, World
 
 from loraplex.engine.config import RouteMode
 from loraplex.engine.route_learning import CopyRate, Corrections, HostRate

@@ -16,7 +16,17 @@ from typer.testing import CliRunner
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.frames import UnixAddress
-from loraplex.engine.residency_protocol import AdapterRow, Pin, ResidencyReport, TierTotals
+from loraplex.engine.residency_protocol import (
+    AdapterRow,
+    ColdStatus,
+    EvictedRow,
+    LinkStatus,
+    Pin,
+    PrefetchTotals,
+    ResidencyReport,
+    SinceStart,
+    TierTotals,
+)
 from loraplex.platform.adapter_pins import AdapterPins
 from loraplex.platform.cli import adapter_top
 from loraplex.platform.cli.main import app
@@ -77,6 +87,22 @@ def report(gateway: Gateway) -> ResidencyReport:
         device=TierTotals(capacity_bytes=10_000, held_bytes=2000, num_adapters=1),
         host=TierTotals(capacity_bytes=20_000, held_bytes=1030, num_adapters=2),
         adapters=(loading, unknown),
+        since_start=SinceStart(
+            routes={"resident": 90, "layer-wise": 9, "assist": 1},
+            loads={"host": 12},
+            prefetches=PrefetchTotals(num_started=3, num_claimed=2, wasted_bytes=7),
+            evictions={"device": {"kv": 2}},
+        ),
+        cold=ColdStatus(
+            link=LinkStatus(limit_bytes_per_s=5e8, in_flight_bytes=1000),
+            num_passes=2,
+            num_assistants=4,
+        ),
+        last_evictions=(
+            EvictedRow(
+                tenant=gateway.tenant.id, adapter=DIGEST, tier="host", cause="drop", ago_s=1.5
+            ),
+        ),
         pins_version=3,
         refused_pins=(Pin(gateway.tenant.id, DIGEST),),
         refused_floors=(gateway.tenant.id,),
@@ -132,6 +158,27 @@ async def test_an_operator_sees_what_is_where_by_the_names_that_people_know(
         "idle_s": None,
     }
     assert (unknown["tenant"], unknown["model"]) == ("nobody", None)
+    since = answer["since_start"]
+    assert since["routes"] == {
+        "resident": 90,
+        "prefetch": 0,
+        "wait": 0,
+        "join": 0,
+        "layer-wise": 9,
+        "assist": 1,
+    }
+    assert since["loads"] == {"store": 0, "host": 12}
+    prefetches = {"num_started": 3, "num_claimed": 2, "num_wasted": 0, "wasted_bytes": 7}
+    assert since["prefetches"] == prefetches
+    assert since["evictions"] == {
+        "device": {"load": 0, "prefetch": 0, "kv": 2, "drop": 0},
+        "host": {"load": 0, "drop": 0},
+    }
+    link = {"limit_bytes_per_s": 5e8, "measured_bytes_per_s": None, "in_flight_bytes": 1000}
+    assert answer["link"] == link
+    assert (answer["num_cold_passes"], answer["num_assistants"]) == (2, 4)
+    gone = {"tier": "host", "cause": "drop", "ago_s": 1.5}
+    assert answer["last_evictions"] == [known | gone]
     assert answer["refused"] == {"pins": [known], "floors": [name], "host_floors": [name]}
 
 

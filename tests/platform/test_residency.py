@@ -4,6 +4,7 @@ import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -213,7 +214,26 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     }
     tier = {"capacity_bytes": 8 << 20, "held_bytes": 2 << 20, "num_adapters": 1}
     refused = {"pins": [], "floors": ["globex"], "host_floors": ["globex"]}
-    document = {"tiers": {"device": tier, "host": tier}, "adapters": [adapter], "refused": refused}
+    names = {"tenant": "acme", "model": "acme/mail@1", "digest": DIGEST}
+    document = {
+        "tiers": {"device": tier, "host": tier},
+        "adapters": [adapter],
+        "since_start": {
+            "routes": {"resident": 90, "prefetch": 0, "wait": 0, "layer-wise": 9, "assist": 1},
+            "loads": {"store": 3, "host": 1200},
+            "prefetches": {"num_started": 4, "num_claimed": 2, "num_wasted": 1, "wasted_bytes": 9},
+            "evictions": {"device": {"load": 7, "kv": 0}, "host": {"drop": 1}},
+        },
+        "link": {
+            "limit_bytes_per_s": 512 << 20,
+            "measured_bytes_per_s": None,
+            "in_flight_bytes": 1 << 20,
+        },
+        "num_cold_passes": 2,
+        "num_assistants": 4,
+        "last_evictions": [names | {"tier": "device", "cause": "load", "ago_s": 1.25}] * 9,
+        "refused": refused,
+    }
     monkeypatch.setattr(adapter_top, "_of_gateway", lambda *_: lambda: document)
     return document
 
@@ -229,10 +249,31 @@ def test_top_prints_a_table_for_people(seen: dict[str, object]) -> None:
     assert lines[0] == "device  2.0 of 8.0 MiB, 1 adapters"
     assert "no floor, since it would take too much: globex" in lines
     assert "no floor of the host, since it would take too much: globex" in lines
+    routes = "routes  resident 90 (90 %), layer-wise 9 (9 %), assist 1 (1 %)"
+    assert routes in lines
+    assert (
+        "link    not measured yet, throttled to 512.0 MiB/s, 1.0 MiB on their way, "
+        "2 requests computed meanwhile, 4 assist processes ready"
+    ) in lines
+    assert (
+        "loads   3 from the store, 1,200 from the host; prefetches 4: 2 needed, 1 wasted"
+    ) in lines
+    assert "evicted device: load 7, host: drop 1" in lines
+    assert sum("acme/mail@1 from device (load), 1.2 s ago" in line for line in lines) == 5
     assert lines[-1].split() == [
         *("acme/support@3", "loading", "50", "%", "awaited,", "pinned"),
         *("2", "1", "1", "2", "1.2"),
     ]
+
+
+def test_top_says_that_nothing_has_happened_yet(seen: dict[str, Any]) -> None:
+    since = seen["since_start"]
+    since["routes"], since["evictions"] = {"resident": 0}, {"device": {"load": 0}}
+    seen["link"] = {"limit_bytes_per_s": None, "measured_bytes_per_s": 3e9, "in_flight_bytes": 0}
+    lines = top("--url", "http://x", "--key-file", "k").stdout.splitlines()
+    assert "routes  no request ran on an adapter yet" in lines
+    assert "evicted nothing yet" in lines
+    assert any(line.startswith("link    2,861.0 MiB/s of late, not throttled, ") for line in lines)
 
 
 @pytest.mark.parametrize(

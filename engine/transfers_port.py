@@ -32,6 +32,8 @@ class Progress:
     """Layers that are on the device."""
     of_layers: int
     """Layers that it has; 0 until that is known."""
+    is_open: bool = False
+    """True once it may be used in part."""
 
 
 class AdapterTransfers(Protocol):

@@ -1,7 +1,7 @@
 """What the engine asks of whoever copies adapters to the device, and they of whoever reads them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
@@ -23,8 +23,7 @@ class Arrival:
     """From its start in a plan to its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """How far a transfer is."""
 
     key: AdapterKey

@@ -1,94 +1,206 @@
-"""A scheduler with adapters that come layer by layer, when the test says so."""
+"""A runner whose adapters come layer by layer, when a test says so."""
 
-from tests.engine import build
-from tests.engine.linear_costs import LinearCosts
-from tests.engine.simulated_runner import SimulatedRunner
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import nan
+from pathlib import Path
+from threading import Semaphore, Thread
 
-from loraplex.adapters.residency import Residency
+import torch
+from tests import tiny_models
+from tests.engine.architectures import ARCHITECTURES, Architecture
+from tests.engine.fake_assist import FakeAssist
+from tests.engine.packed_greedy import GREEDY, plan_of
+from torch import Tensor
+
+from loraplex.adapters.checkpoint import inspect
+from loraplex.adapters.load_progress import LoadProgress
+from loraplex.adapters.placement import place
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import AdmissionPolicy
-from loraplex.engine.events import Events
-from loraplex.engine.plan import StepPlan
+from loraplex.adapters.storage import AdapterStore
+from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
+from loraplex.engine.assist_port import Assist
+from loraplex.engine.cold_passes import Advanced
+from loraplex.engine.config import ModelConfig
+from loraplex.engine.launched import PassDraw
+from loraplex.engine.model import LoadedModel, load_model
+from loraplex.engine.plan import Chunk, ColdChunk, SampleSpec, StepOutput, StepPlan
+from loraplex.engine.runner import ModelRunner
+from loraplex.engine.stored_adapters import StoredAdapters
+from loraplex.kernels.cpu_kernels import CpuKernels
 
-NUM_LAYERS = 4
-NUM_BYTES = 8
+BLOCK_SIZE, NUM_BLOCKS = 4, 160
+BLOCKS_EACH = 10
 
 
-class World:
-    """Each adapter has four layers; a token takes a millisecond."""
+class _Stopped(Exception):
+    """Ends a copy that a test leaves where it is."""
 
-    def __init__(
-        self,
-        route: str = "layer-wise",
-        policy: AdmissionPolicy | None = None,
-        adapter_bytes: int = 100,
-        **config: object,
-    ) -> None:
-        self.residency = Residency(adapter_bytes)
-        values = {"route": route, "num_assistants": int(route == "assist"), "num_blocks": 32}
-        self.config = build.config(**(values | config))
-        self.costs = LinearCosts(num_steps=1000)
-        self.scheduler = build.scheduler(self.config, self.residency, policy, self.costs)
-        self.runner = SimulatedRunner(self.config.num_blocks, self.config.block_size)
-        self.loading: list[AdapterKey] = []
-        self.now = 0.0
-        self.plan = StepPlan(0)
-        self.tokens: dict[str, list[int]] = {}
-        self.ended: dict[str, str] = {}
-        self.events = Events()
 
-    def add(self, request_id: str, adapter: str | None = None, **values: object) -> None:
-        request = build.submit(request_id, adapter=adapter, **values)
-        self.scheduler.add(request, self.now, 0 if adapter is None else NUM_BYTES)
+class RecordingRunner(ModelRunner):
+    """Keeps the logits of each pass, by request."""
 
-    def come(self, adapter: str, num_layers: int, tenant: str = "t") -> None:
-        """So many of its layers are there."""
-        key = AdapterKey(tenant, adapter)
-        self.runner.layers[key] = num_layers, NUM_LAYERS
-        self.residency.note_layers(key, num_layers, NUM_LAYERS, is_open=True)
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]  # handed on as they are
+        self.pass_logits: dict[str, Tensor] = {}
 
-    def arrive(self, adapter: str, tenant: str = "t") -> None:
-        key = AdapterKey(tenant, adapter)
-        self.loading.remove(key)
-        self.runner.layers[key] = NUM_LAYERS, NUM_LAYERS
-        self.residency.finish_load(key)
+    def _pass_draw(self, advanced: Advanced) -> PassDraw:
+        logits = advanced.begun.cold_pass.logits
+        if logits is not None:
+            self.pass_logits[advanced.key] = logits.clone()
+        return super()._pass_draw(advanced)
 
-    def fail(self, adapter: str, tenant: str = "t") -> None:
-        key = AdapterKey(tenant, adapter)
-        self.loading.remove(key)
-        self.residency.fail_load(key)
-        self.scheduler.fail_adapter(key, "adapter_load_failed", "unreadable")
-        self.take(self.scheduler.take_events())
 
-    def step(self, ms: float | None = None) -> StepPlan:
-        """One step, as the engine makes it."""
-        self.plan = plan = self.scheduler.plan(self.now)
-        self.scheduler.check()
-        for key in plan.evictions:
-            if key in self.loading:
-                self.loading.remove(key)
-        self.loading += [*plan.loads, *plan.prefetches]
-        for key in (*plan.loads, *plan.prefetches):
-            self.runner.layers[key] = 0, NUM_LAYERS
-        if not plan.num_requests:
-            self.take(self.scheduler.take_events())
-            return plan
-        self.runner.copy(plan)
-        step_ms = float(plan.num_tokens) if ms is None else ms
-        self.now += step_ms / 1e3
-        self.take(self.scheduler.commit(plan, self.runner.run(plan), step_ms))
-        self.scheduler.check()
-        self.runner.poison(self.scheduler.blocks.pool.free())
-        return plan
+class Copy:
+    """One adapter on its way; a thread copies the layers that the test gives."""
 
-    def take(self, events: Events) -> None:
-        self.events = events
-        for tokens in events.tokens:
-            self.tokens.setdefault(tokens.request_id, []).extend(tokens.ids)
-        self.ended |= {each.request_id: each.reason for each in events.finished}
-        self.ended |= {each.request_id: each.code for each in events.failed}
+    def __init__(self, on_host: VerifiedAdapter, runner: ModelRunner) -> None:
+        self.on_host = on_host
+        self._runner = runner
+        self._may_copy, self._is_stopped = Semaphore(0), False
+        self.progress = LoadProgress(self._pace)
+        self.weights: AdapterWeights | None = None
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self.progress.wait_for(0, 0)
+        while not self.progress.of_layers:  # opened by the thread, in a moment
+            with self.progress._changed:
+                self.progress._changed.wait_for(lambda: self.progress.of_layers, 10)
 
     @property
-    def passes(self) -> dict[str, tuple[int, bool]]:
-        """Of the last plan: how far each may come, and whether it can."""
-        return {c.chunk.request_id: (c.until_layer, c.advances) for c in self.plan.cold}
+    def num_layers(self) -> int:
+        return self.progress.of_layers
+
+    def give(self, count: int = 1) -> None:
+        """Let so many layers come; returns when they are there."""
+        wanted = min(self.progress.num_layers + count, self.num_layers)
+        self._may_copy.release(count)
+        assert self.progress.wait_for(wanted, 10)
+
+    def give_later(self) -> None:
+        """Let all come, without waiting."""
+        self._may_copy.release(self.num_layers)
+
+    def poison_host(self, *, all_of_it: bool = False) -> None:
+        """Fill with NaN what has been copied, or everything."""
+        layers = self.on_host.outline.pairs.layers
+        count = len(layers) if all_of_it else self.progress.num_layers
+        if count:
+            self.on_host.pairs.data[: layers[count - 1].end] = nan
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._may_copy.release(self.num_layers + 1)
+        self._thread.join()
+
+    def _pace(self, _: int) -> None:
+        self._may_copy.acquire()
+        if self._is_stopped:
+            raise _Stopped
+
+    def _run(self) -> None:
+        model = self._runner.model
+        try:
+            self.weights = place(
+                self.on_host,
+                dtype=model.dtype,
+                device=model.device,
+                progress=self.progress,
+                prepare=self._runner.locate,
+            )
+        except _Stopped:
+            pass
+        self.progress.end()
+
+
+@dataclass
+class ColdWorld:
+    runner: RecordingRunner
+    stored: StoredAdapters
+    digests: Mapping[str, str]
+    resident: Mapping[AdapterKey, AdapterWeights]
+    copies: dict[AdapterKey, Copy] = field(default_factory=dict)
+
+    def copy(self, name: str) -> Copy:
+        """Begin to copy an adapter."""
+        copy = Copy(self.stored.read(self.digests[name]), self.runner)
+        self.copies[key(name)] = copy
+        return copy
+
+    def step(self, *cold: ColdChunk, main: tuple[Chunk, ...] = ()) -> StepOutput:
+        plan = StepPlan(0, plan_of(main).prefills, cold=cold)
+        arriving = {each: copy.progress for each, copy in self.copies.items()}
+        return self.runner.run(self.runner.build(plan, self.resident, arriving))
+
+    def resident_logits(self, chunk: Chunk) -> Tensor:
+        """What the route without any detour computes."""
+        batch = self.runner.build(StepPlan(0, (chunk,)), self.resident)
+        return self.runner.logits(batch).clone()
+
+    def close(self) -> None:
+        self.runner.close()
+        for copy in self.copies.values():
+            copy.stop()
+
+
+def key(name: str) -> AdapterKey:
+    return AdapterKey("tenant", name)
+
+
+def chunk(
+    name: str,
+    adapter: str | None,
+    place: int = 0,
+    *,
+    start: int = 0,
+    length: int = 21,
+    sample: SampleSpec | None = GREEDY,
+) -> Chunk:
+    """Of a prompt that depends on the name alone, in blocks of its own."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    ids = torch.randint(2, 320, (BLOCKS_EACH * BLOCK_SIZE,), generator=generator).tolist()
+    blocks = tuple(range(place * BLOCKS_EACH, (place + 1) * BLOCKS_EACH))
+    own = None if adapter is None else key(adapter)
+    return Chunk(name, own, tuple(ids[start : start + length]), start, blocks, sample)
+
+
+def everything(of: Chunk, *, may_assist: bool = False, wait_ms: float = 0.0) -> ColdChunk:
+    return ColdChunk(of, 1 << 30, may_assist, wait_ms)
+
+
+def widths(model: LoadedModel) -> dict[str, int]:
+    return {path: out for path, (out, _) in model.shapes.linears.items()}
+
+
+def options_of(architecture: Architecture, *, with_head: bool = True) -> dict[str, object]:
+    """Of an adapter on all linear layers that are proven."""
+    names = [each for each in architecture.linears if with_head or each != "lm_head"]
+    is_conv = architecture.config.model_type == "gpt2"
+    return {"target_modules": names, "r": 4, **({"fan_in_fan_out": True} if is_conv else {})}
+
+
+def make_model(
+    folder: Path, name: str, kernels: CpuKernels | None, dtype: str = "float32"
+) -> LoadedModel:
+    path = tiny_models.save_model(folder / "model", ARCHITECTURES[name].config)
+    return load_model(ModelConfig(path, "tiny", "cpu", dtype), kernels)
+
+
+def make_world(
+    folder: Path,
+    model: LoadedModel,
+    adapters: Mapping[str, Mapping[str, object]],
+    assist: Assist | None = None,
+) -> ColdWorld:
+    """With these adapters, each resident too, from a copy of its own."""
+    runner = RecordingRunner(model, NUM_BLOCKS, BLOCK_SIZE, assist=assist)
+    store = AdapterStore(folder / "store")
+    stored = StoredAdapters(store, runner)
+    digests, resident = {}, {}
+    for seed, (name, options) in enumerate(adapters.items()):
+        saved = tiny_models.save_adapter(folder / name, model.path, seed, **options)
+        checkpoint = inspect(saved, model.shapes)
+        store.put(checkpoint)
+        digests[name] = checkpoint.digest
+        resident[key(name)] = stored.place(stored.read(checkpoint.digest), LoadProgress())
+    return ColdWorld(runner, stored, digests, resident)

@@ -1,7 +1,7 @@
 """Requests begin on adapters that are on their way."""
 
 from tests.engine import build
-from tests.engine.cold_world import World
+from tests.engine.arriving_world import World
 from tests.engine.simulated_runner import expected_output
 
 from loraplex.adapters.spec import AdapterKey

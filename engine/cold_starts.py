@@ -296,7 +296,8 @@ class ColdStarts:
         if output.num_host_layers:
             num_bytes = run.request.submission.adapter_bytes
             num_bytes = num_bytes * output.num_host_layers // run.of_layers
-            self.routes.note_host(len(run.chunk.token_ids), num_bytes, output.host_ms)
+            num_tokens, layers = len(run.chunk.token_ids), output.num_host_layers
+            self.routes.note_host(num_tokens, num_bytes, output.host_ms, layers)
 
     def _leave(self, cold: _Cold) -> None:
         self._count(cold)

@@ -83,9 +83,7 @@ class Simulation:
         self._load = load
         self._residency = residency
         self._now = 0.0
-        self._link = make_link(
-            load.copying.route, device, self._adapter_bytes, lambda: self._now
-        )
+        self._link = make_link(load.copying.route, device, self._adapter_bytes, lambda: self._now)
         self._after_step = after_step
         self.costs = CostModel(Subject("simulated", device.name))
         """What the scheduler has learned about the device."""

@@ -192,3 +192,13 @@ def test_regret_is_what_another_route_would_have_saved_by_what_is_known_afterwar
         assert chooser.regret.num_requests == 100
     assert waiting.regret.ratio > 0.2
     assert choosing.regret.ratio < 0.05
+
+
+def test_what_requests_took_corrects_what_is_predicted_for_those_after_them() -> None:
+    chooser = routes("layer-wise")
+    before = chooser.choose(cold()).predicted_ms["layer-wise"]
+    for _ in range(30):
+        decision = chooser.choose(cold())
+        chooser.note_first_token(decision, decision.plain_ms * 1.5)
+    after = chooser.choose(cold()).predicted_ms["layer-wise"]
+    assert after == pytest.approx(1.5 * before, rel=0.05)

@@ -261,7 +261,8 @@ class Engine(Generic[Batch]):
             else:
                 self._residency.finish_load(arrival.key)
         for progress in self._transfers.progress():
-            self._residency.note_layers(progress.key, progress.num_layers, progress.of_layers)
+            key, num_layers, of_layers, is_open = progress
+            self._residency.note_layers(key, num_layers, of_layers, is_open=is_open)
         return tuple(arrivals)
 
     def _with_asides(self, events: Events) -> Events:

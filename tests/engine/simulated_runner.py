@@ -87,6 +87,9 @@ class SimulatedRunner:
     def collect(self, launched: StepPlan) -> StepOutput:
         return self.run(launched)
 
+    def keep_passes(self, plan: StepPlan) -> None:
+        pass
+
     def abandon(self) -> None:
         pass
 

@@ -2,14 +2,18 @@
 
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.residency_status import AdapterStatus
+from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.residency_protocol import AdapterRow, Pin, ResidencyReport, TierTotals, Why
 
 _NEAREST = ("device", "loading", "host", "store")
 
 
-def report_of(residency: Residency, now: float, query_id: int) -> ResidencyReport:
-    """`now` is of the residency's clock, in seconds."""
-    rows = [_row(status, now) for status in residency.status()]
+def report_of(
+    residency: Residency, now: float, query_id: int, only: Pin | None = None
+) -> ResidencyReport:
+    """`now` is of the residency's clock, in seconds; `only` as `ResidencyQuery` says."""
+    key = None if only is None else AdapterKey(only.tenant, only.adapter)
+    rows = [_row(status, now) for status in residency.status(key)]
     rows.sort(key=lambda row: (_NEAREST.index(row.tier), _idle_s(row), row.tenant, row.adapter))
     granted, host = residency.granted, residency.host
     return ResidencyReport(

@@ -34,7 +34,7 @@ from loraplex.engine.protocol import (
     Usage,
     Verify,
 )
-from loraplex.engine.residency_protocol import Pins, ResidencyReport, TierTotals
+from loraplex.engine.residency_protocol import Pin, Pins, ResidencyReport, Tier, TierTotals, Warm
 
 
 def explained(request_id: str) -> Explained:
@@ -176,6 +176,7 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.dropped: list[tuple[str, str]] = []
         self.pins: Pins | None = None
+        self.hints: list[Warm] = []
         self.report = residency_report(0)
         self.journaled = ScriptedJournal()
         self.journal_failure = ""
@@ -248,6 +249,16 @@ class ScriptedEngine:
 
     def pin(self, pins: Pins) -> None:
         self.pins = pins
+
+    def warm(self, hint: Warm) -> None:
+        self.hints.append(hint)
+
+    async def tier(self, tenant: str, adapter: str) -> Tier | None:
+        if not self.is_connected:
+            return None
+        asked = Pin(tenant, adapter)
+        rows = (row for row in self.report.adapters if Pin(row.tenant, row.adapter) == asked)
+        return next((row.tier for row in rows), "store")
 
     async def residency(self) -> ResidencyReport | None:
         return self.report if self.is_connected else None

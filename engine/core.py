@@ -19,7 +19,7 @@ from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox, Withdrawn
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
-from loraplex.engine.residency_protocol import Pins, Warm
+from loraplex.engine.residency_protocol import ColdStatus, Pins, Warm
 from loraplex.engine.residency_report import report_of
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
@@ -210,8 +210,8 @@ class Engine(Generic[Batch]):
         elif isinstance(message, Warm):
             self._warm(message)
         else:
-            now = self._clock()
-            message.reply(report_of(self._residency, now, message.query_id, message.only))
+            now, query_id, only = self._clock(), message.query_id, message.only
+            message.reply(report_of(self._residency, ColdStatus(), now, query_id, only))
 
     def _warm(self, hint: Warm) -> None:
         """Expect a use. What cannot be read is told to its first request, as if there were none."""

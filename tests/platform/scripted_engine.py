@@ -34,7 +34,16 @@ from loraplex.engine.protocol import (
     Usage,
     Verify,
 )
-from loraplex.engine.residency_protocol import Pin, Pins, ResidencyReport, Tier, TierTotals, Warm
+from loraplex.engine.residency_protocol import (
+    ColdStatus,
+    Pin,
+    Pins,
+    ResidencyReport,
+    SinceStart,
+    Tier,
+    TierTotals,
+    Warm,
+)
 
 
 def explained(request_id: str) -> Explained:
@@ -70,6 +79,9 @@ def residency_report(query_id: int) -> ResidencyReport:
         query_id=query_id,
         device=totals,
         host=totals,
+        since_start=SinceStart(),
+        cold=ColdStatus(),
+        last_evictions=(),
         adapters=(),
         pins_version=0,
         refused_pins=(),

@@ -81,7 +81,7 @@ class Scheduler:
         self._lengths = lengths
         self._step_budget = StepBudget(costs, config)
         self._loads = Loads(residency, config.max_transfer_bytes)
-        self._prefetch = Prefetch(residency, self._loads, config.prefetch)
+        self.prefetch = Prefetch(residency, self._loads, config.prefetch)
         self.routes = Routes(costs, config.route, config.num_assistants)
         self._cold = cold = ColdStarts(
             config, self.routes, residency, self._loads, self._decoding, policy.yields
@@ -199,7 +199,7 @@ class Scheduler:
         self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
         self._plan_yielding(draft)
-        self._prefetch.start(self._waiting.upcoming(), draft)
+        self.prefetch.start(self._waiting.upcoming(), draft, now)
         self._loads.order(draft)
         self._cold.close(draft)
         draft.copy_bytes = self._copy_budget.of(draft, self._loads.bytes_in_flight)

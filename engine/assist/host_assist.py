@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,14 +28,20 @@ _LEARNING = 0.1
 """Weight of the newest answer in what is expected of the next."""
 
 
+class _Span(NamedTuple):
+    """Columns that the updates of some layers have beside each other, in ``y`` too."""
+
+    in_y: int
+    in_updates: int
+    width: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Task:
     """What is to be done for each row."""
 
     updates: tuple[Update, ...]
-    """By columns of what the layers in question make side by side."""
-    columns: tuple[int, ...]
-    """Of each update, the first column in ``y``, where layers lie in between."""
+    spans: tuple[_Span, ...]
     in_width: int
     width: int
     """Columns of all updates."""
@@ -92,6 +99,8 @@ class HostAssist:
                 return self._asked(ready, host, task, rows)
             except Lost:
                 continue
+            except OSError as error:  # no memory, or too many files are open
+                raise AssistLost(f"nothing can be shared: {error}") from error
         raise AssistLost("no process can be asked")
 
     def close(self) -> None:
@@ -113,7 +122,7 @@ class HostAssist:
             sequence = assistant.ask(host, x[start:end], task.width, task.updates)
             parts.append(_Part(assistant, sequence, start, end))
         expected_s = self._s_per_product * task.num_products * bounds[1]
-        patience_s = min(max(PATIENCE * expected_s, self._min_patience_s), MAX_PATIENCE_S)
+        patience_s = max(min(PATIENCE * expected_s, MAX_PATIENCE_S), self._min_patience_s)
         return HostAsked(self, task, tuple(parts), monotonic() + patience_s)
 
 
@@ -147,10 +156,8 @@ class HostAsked:
         if y.is_cuda:
             pinned = host_tensor(made.numel(), made.dtype, y.device).view(made.shape)
             made = pinned.copy_(made).to(y.device, non_blocking=True)
-        for update, column in zip(task.updates, task.columns, strict=True):
-            y[:, column : column + update.out].add_(
-                made[:, update.column : update.column + update.out]
-            )
+        for in_y, in_updates, width in task.spans:
+            y[:, in_y : in_y + width].add_(made[:, in_updates : in_updates + width])
 
 
 def _task(
@@ -158,7 +165,7 @@ def _task(
 ) -> _Task:
     layout = adapter.pairs.layout
     updates: list[Update] = []
-    columns: list[int] = []
+    spans: list[_Span] = []
     column = width = num_products = 0
     for path in paths:
         out, in_width = linears[path]
@@ -168,12 +175,15 @@ def _task(
             a_start, b_start = layout.starts[number].tolist()
             scale = float(layout.scales[number])
             updates.append(Update(width, a_start, b_start, out, rank, scale))
-            columns.append(column)
+            if spans and column == spans[-1].in_y + spans[-1].width:
+                spans[-1] = spans[-1]._replace(width=spans[-1].width + out)
+            else:
+                spans.append(_Span(column, width, out))
             width += out
             num_products += rank * (in_width + out)
         column += out
     in_width = linears[paths[0]][1]
-    return _Task(tuple(updates), tuple(columns), in_width, width, num_products)
+    return _Task(tuple(updates), tuple(spans), in_width, width, num_products)
 
 
 def _on_host(x: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from queue import Empty, SimpleQueue
 from select import POLLIN, poll
-from threading import Event, Thread
+from threading import Condition, Thread
 from time import monotonic
 
 from loraplex.engine.assist.assistant import Assistant, Cause
@@ -50,9 +50,8 @@ class Watch:
         self._busy_ns = 0
         self._forgotten: SimpleQueue[int] = SimpleQueue()
         self._wake, self._woken = socket.socketpair()
-        self._woken.setblocking(False)
         self._is_closing = False
-        self._all_ready = Event()
+        self._changed = Condition()
         self._thread = Thread(target=self._run, name="assist", daemon=True)
         self._thread.start()
 
@@ -71,9 +70,14 @@ class Watch:
         """That they have computed for answers, all together."""
         return (self._busy_ns + sum(assistant.busy_ns for assistant in self._ready)) / 1e9
 
+    def wait(self, until: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is true of these processes; False if that takes longer."""
+        with self._changed:
+            return self._changed.wait_for(until, timeout_s)
+
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until all can be asked; False if that takes longer."""
-        return self._all_ready.wait(timeout_s)
+        return self.wait(lambda: not self.num_starting, timeout_s)
 
     def forget(self, number: int) -> None:
         """Have all processes give up an adapter. From any thread; waits for nothing."""
@@ -124,7 +128,7 @@ class Watch:
                 next_s = min(next_s, place.at_s + START_S)
         found = waiting.poll(ceil(max(0.0, next_s - monotonic()) * 1e3))
         with suppress(BlockingIOError):
-            self._woken.recv(4096)
+            self._woken.recv(4096, socket.MSG_DONTWAIT)
         return {descriptor for descriptor, _ in found}
 
     def _pass_on_forgotten(self) -> None:
@@ -157,18 +161,16 @@ class Watch:
         if monotonic() - place.at_s > STABLE_S:
             place.backoff_s = self._min_backoff_s
         place.assistant, place.is_ready = None, False
-        self._list_ready()
-        self._busy_ns += assistant.busy_ns
-        self.num_lost[cause] += 1
         self._pause(place)
+        self.num_lost[cause] += 1
+        self._busy_ns += assistant.busy_ns
+        self._list_ready()
 
     def _pause(self, place: _Place) -> None:
         place.at_s = monotonic() + place.backoff_s
         place.backoff_s = min(2 * place.backoff_s, MAX_BACKOFF_S)
 
     def _list_ready(self) -> None:
-        self._ready = tuple(p.assistant for p in self._places if p.is_ready and p.assistant)
-        if len(self._ready) == len(self._places):
-            self._all_ready.set()
-        else:
-            self._all_ready.clear()
+        with self._changed:
+            self._ready = tuple(p.assistant for p in self._places if p.is_ready and p.assistant)
+            self._changed.notify_all()

@@ -83,12 +83,16 @@ def expected(adapter: VerifiedAdapter, path: str, x: Tensor) -> Tensor:
 
 @contextmanager
 def assisting(
-    adapters: SharedAdapters, linears: Mapping[str, tuple[int, int]], num: int, **how: float
+    adapters: SharedAdapters,
+    linears: Mapping[str, tuple[int, int]],
+    num: int,
+    min_backoff_s: float = 0.01,
+    min_patience_s: float = 60.0,
 ) -> Iterator[tuple[HostAssist, Watch]]:
     """Processes that are ready; several may share a core here."""
     cores = sorted(os.sched_getaffinity(0))[::-1]
-    watch = Watch([cores[n % len(cores)] for n in range(num)], min_backoff_s=0.01)
-    assist = HostAssist(linears, watch, adapters.file_of, **how)
+    watch = Watch([cores[n % len(cores)] for n in range(num)], min_backoff_s)
+    assist = HostAssist(linears, watch, adapters.file_of, min_patience_s)
     try:
         assert watch.wait_ready(READY_S)
         yield assist, watch

@@ -13,6 +13,7 @@ from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.assist_port import Assist
 from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
 from loraplex.engine.decode_graphs import (
     BUCKETS,
@@ -65,6 +66,7 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
+        assist: Assist | None = None,
     ) -> None:
         """Blocks are of ``block_size`` tokens; ``num_host_blocks`` hold what is swapped out."""
         kernels = model.kernels
@@ -72,6 +74,8 @@ class ModelRunner:
         self._model = model
         self._lora = model.lora
         self.block_size = block_size
+        self.assist = assist
+        """Processes that compute adapters' parts of prompts on the host, if there are any."""
         kv_layout = KvLayout(num_blocks, block_size)
         host_layout = KvLayout(num_host_blocks, block_size)
         self._layout = BatchLayout(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loraplex.adapters.weights import VerifiedAdapter
 from loraplex.engine.assist.assistant import Assistant, HostNumbers, Lost
-from loraplex.engine.assist.host_copies import FileOf, HostCopies
+from loraplex.engine.assist.host_copies import HostCopies
 from loraplex.engine.assist.process import Update
 from loraplex.engine.assist.watch import Watch
 from loraplex.engine.assist_port import AssistLost
@@ -70,20 +70,19 @@ class HostAssist:
         self,
         linears: Mapping[str, tuple[int, int]],
         watch: Watch,
-        file_of: FileOf,
         min_patience_s: float = MIN_PATIENCE_S,
     ) -> None:
         """``linears`` tell (out, in) of the base's linear layers by path."""
         self._linears = linears
-        self._watch = watch
-        self._copies = HostCopies(file_of, watch.forget)
+        self.watch = watch
+        self._copies = HostCopies(watch.forget)
         self._min_patience_s = min_patience_s
         self._s_per_product = _FIRST_S_PER_PRODUCT
 
     @property
     def num_ready(self) -> int:
         """See `Assist`."""
-        return len(self._watch.ready)
+        return len(self.watch.ready)
 
     def ask(self, adapter: VerifiedAdapter, paths: Sequence[str], x: Tensor) -> "HostAsked":
         """See `Assist`."""
@@ -94,7 +93,7 @@ class HostAssist:
         if host is None:
             raise AssistLost("the adapter's copy on the host cannot be shared")
         rows = _on_host(x)
-        while ready := self._watch.ready:
+        while ready := self.watch.ready:
             try:
                 return self._asked(ready, host, task, rows)
             except Lost:
@@ -105,7 +104,7 @@ class HostAssist:
 
     def close(self) -> None:
         """See `Assist`."""
-        self._watch.close()
+        self.watch.close()
 
     def learn(self, num_products: int, busy_ns: int) -> None:
         """An answer took so long."""

@@ -61,6 +61,11 @@ class Watch:
         return [assistant for assistant in self._ready if assistant.cause is None]
 
     @property
+    def num_processes(self) -> int:
+        """All that there should be."""
+        return len(self._places)
+
+    @property
     def num_starting(self) -> int:
         """Those that will be ready, or wait for the end of a pause."""
         return len(self._places) - len(self.ready)

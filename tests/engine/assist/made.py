@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from mmap import mmap
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -11,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loraplex.adapters.own_pages import SharedPages
 from loraplex.adapters.packed_pairs import PackedPairs
-from loraplex.adapters.pair_layout import Layer, PairLayout
+from loraplex.adapters.pair_layout import PairLayout
 from loraplex.adapters.weights import VerifiedAdapter
 from loraplex.engine.assist.host_assist import HostAssist
 from loraplex.engine.assist.watch import Watch
@@ -22,53 +22,34 @@ READY_S = 60.0
 """A busy machine may take a while to start a process."""
 
 
-class SharedAdapters:
-    """Makes them, and knows the files that they lie in."""
-
-    def __init__(self) -> None:
-        self._files: dict[int, int] = {}
-
-    def make(
-        self,
-        shapes: Mapping[str, tuple[int, int, int]],
-        dtype: torch.dtype = torch.float32,
-        *,
-        transposes_b: bool = False,
-        seed: int = 0,
-        is_shared: bool = True,
-    ) -> VerifiedAdapter:
-        """Random pairs of ``shapes``: path to (out, in, rank)."""
-        starts, end = [], 16
-        for out, width, rank in shapes.values():
-            starts.append((end, end + rank * width))
-            end += rank * (width + out)
-        layout = PairLayout(
-            dtype=SPELLED[dtype],
-            number_of=MappingProxyType({path: number for number, path in enumerate(shapes)}),
-            shapes=np.array([*shapes.values()], np.int64).reshape(-1, 3),
-            starts=np.array(starts, np.int64).reshape(-1, 2),
-            scales=np.linspace(0.5, 2.0, len(shapes)),
-            layers=(Layer(tuple(shapes), end),),
-            runs=(),
-        )
-        data = self._memory(end, dtype) if is_shared else torch.empty(end, dtype=dtype)
-        data.copy_(torch.randn(end, generator=torch.Generator().manual_seed(seed)) / 8)
-        pairs = PackedPairs(layout, data, transposes_b)
-        return VerifiedAdapter(cast("Any", None), pairs, MappingProxyType({}))
-
-    def file_of(self, adapter: VerifiedAdapter) -> int | None:
-        return self._files.get(adapter.pairs.data.data_ptr())
-
-    def _memory(self, num_elements: int, dtype: torch.dtype) -> Tensor:
-        file = os.memfd_create("adapter")
-        os.truncate(file, num_elements * dtype.itemsize)
-        data = torch.frombuffer(mmap(file, num_elements * dtype.itemsize), dtype=dtype)
-        self._files[data.data_ptr()] = file
-        return data
-
-    def close(self) -> None:
-        for file in self._files.values():
-            os.close(file)
+def make(
+    shapes: Mapping[str, tuple[int, int, int]],
+    dtype: torch.dtype = torch.float32,
+    *,
+    transposes_b: bool = False,
+    seed: int = 0,
+    is_shared: bool = True,
+) -> VerifiedAdapter:
+    """Random pairs of ``shapes``: path to (out, in, rank)."""
+    starts, end = [], 16
+    for out, width, rank in shapes.values():
+        starts.append((end, end + rank * width))
+        end += rank * (width + out)
+    layout = PairLayout(
+        dtype=SPELLED[dtype],
+        number_of=MappingProxyType({path: number for number, path in enumerate(shapes)}),
+        shapes=np.array([*shapes.values()], np.int64).reshape(-1, 3),
+        starts=np.array(starts, np.int64).reshape(-1, 2),
+        scales=np.linspace(0.5, 2.0, len(shapes)),
+        layers=(),
+        runs=(),
+        num_elements=end,
+    )
+    shared = SharedPages.of(end, dtype) if is_shared else None
+    data = torch.empty(end, dtype=dtype) if shared is None else shared.data
+    data.copy_(torch.randn(end, generator=torch.Generator().manual_seed(seed)) / 8)
+    pairs = PackedPairs(layout, data, transposes_b, shared)
+    return VerifiedAdapter(cast("Any", None), pairs, MappingProxyType({}))
 
 
 def linears_of(shapes: Mapping[str, tuple[int, int, int]]) -> dict[str, tuple[int, int]]:
@@ -83,7 +64,6 @@ def expected(adapter: VerifiedAdapter, path: str, x: Tensor) -> Tensor:
 
 @contextmanager
 def assisting(
-    adapters: SharedAdapters,
     linears: Mapping[str, tuple[int, int]],
     num: int,
     min_backoff_s: float = 0.01,
@@ -92,7 +72,7 @@ def assisting(
     """Processes that are ready; several may share a core here."""
     cores = sorted(os.sched_getaffinity(0))[::-1]
     watch = Watch([cores[n % len(cores)] for n in range(num)], min_backoff_s)
-    assist = HostAssist(linears, watch, adapters.file_of, min_patience_s)
+    assist = HostAssist(linears, watch, min_patience_s)
     try:
         assert watch.wait_ready(READY_S)
         yield assist, watch

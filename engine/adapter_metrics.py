@@ -10,9 +10,10 @@ from prometheus_client.registry import Collector
 
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, AdapterMissing
 from loraplex.adapters.residency import Residency
-from loraplex.adapters.residency_counts import Cause, TierName
+from loraplex.adapters.residency_counts import CAUSES, Cause, TierName
 from loraplex.engine.copy_link import CopyCause, CopyLink
 from loraplex.engine.core import StepReport
+from loraplex.engine.route_metrics import RouteMetrics
 from loraplex.engine.transfers_port import LoadRoute
 
 _LOAD_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -59,6 +60,7 @@ class AdapterMetrics:
             "loraplex_adapter_drops", "Deleted versions that were to be freed.", registry=registry
         )
         self._prefetches = PrefetchMetrics(registry, residency)
+        self._routes = RouteMetrics(registry, residency.counts)
         self._seen_uses = self._seen_drops = 0
         self._seen_evictions: dict[tuple[TierName, Cause], int] = {}
         self._label_all()
@@ -68,6 +70,7 @@ class AdapterMetrics:
         """Count what a step has done. On the engine's thread."""
         self._loads.inc(len(report.plan.loads))
         self._prefetches.observe()
+        self._routes.observe()
         for arrival in report.arrivals:
             if arrival.error is None:
                 self._load_seconds.labels(arrival.route).observe(arrival.seconds)
@@ -90,10 +93,9 @@ class AdapterMetrics:
             self._load_seconds.labels(route)
         for failure in _FAILURES:
             self._failures.labels(failure)
-        for cause in get_args(Cause):
-            self._evictions.labels("device", cause)
-        for cause in ("load", "drop"):
-            self._evictions.labels("host", cause)
+        for tier, causes in CAUSES.items():
+            for cause in causes:
+                self._evictions.labels(tier, cause)
 
 
 class PrefetchMetrics:

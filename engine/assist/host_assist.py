@@ -84,6 +84,7 @@ class HostAssist:
         """See `Assist`."""
         return len(self.watch.ready)
 
+    @torch.inference_mode()
     def ask(self, adapter: VerifiedAdapter, paths: Sequence[str], x: Tensor) -> "HostAsked":
         """See `Assist`."""
         task = _task(self._linears, adapter, paths)
@@ -137,6 +138,7 @@ class HostAsked:
         self._parts = parts
         self._deadline_s = deadline_s
 
+    @torch.inference_mode()
     def add_to(self, y: Tensor) -> None:
         """See `Asked`."""
         task = self._task

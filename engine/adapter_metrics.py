@@ -1,14 +1,17 @@
 """Metrics of adapters in memory. Label sets are closed; no tenant and no adapter is a label."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, AdapterMissing
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.residency_counts import CAUSES, Cause, TierName
+from loraplex.engine.copy_link import CopyCause, CopyLink
 from loraplex.engine.core import StepReport
 from loraplex.engine.route_metrics import RouteMetrics
 from loraplex.engine.transfers_port import LoadRoute
@@ -125,6 +128,34 @@ class PrefetchMetrics:
         self._prefetches.labels("wasted").inc(now.num_wasted - seen.num_wasted)
         self._wasted_bytes.inc(now.wasted_bytes - seen.wasted_bytes)
         self._seen = replace(now)
+
+
+class CopyCollector(Collector):
+    """What the link to the device has copied, and how fast it is."""
+
+    def __init__(self, link: CopyLink) -> None:
+        self._link = link
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        rates = GaugeMetricFamily(
+            "loraplex_adapter_copy_bytes_per_second",
+            "Of adapters to the device: `measured` of late, with the throttle but without waiting "
+            "for steps; `limit`: the throttle, infinite if there is none.",
+            labels=("kind",),
+        )
+        limit = self._link.limit_bytes_per_s
+        rates.add_metric(("limit",), float("inf") if limit is None else limit)
+        rates.add_metric(("measured",), self._link.bytes_per_s or 0.0)
+        yield rates
+        copied = CounterMetricFamily(
+            "loraplex_adapter_copied_bytes",
+            "Of adapters that went to the device, for requests or before any needed them.",
+            labels=("cause",),
+        )
+        for cause in get_args(CopyCause):
+            copied.add_metric((cause,), self._link.copied_bytes(cause))
+        yield copied
 
 
 def _watch(registry: CollectorRegistry, residency: Residency) -> None:

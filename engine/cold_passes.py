@@ -40,6 +40,9 @@ class ColdPasses:
         self._begin = begin
         self._under_way: dict[str, tuple[Chunk, Begun]] = {}
 
+    def __len__(self) -> int:
+        return len(self._under_way)
+
     def take(
         self, listed: Sequence[ColdChunk], arriving: Mapping[AdapterKey, LoadProgress]
     ) -> None:

@@ -19,7 +19,7 @@ from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox, Withdrawn
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
-from loraplex.engine.residency_protocol import ColdStatus, Pins
+from loraplex.engine.residency_protocol import ColdStatus, LinkStatus, Pins
 from loraplex.engine.residency_report import report_of
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
@@ -51,6 +51,16 @@ class Runner(Protocol[Batch]):
     @property
     def overlaps(self) -> bool:
         """True if a device computes between `launch` and `collect`, whatever the host does."""
+        ...
+
+    @property
+    def num_cold_passes(self) -> int:
+        """Passes that are under way."""
+        ...
+
+    @property
+    def num_assistants(self) -> int:
+        """Processes that could compute adapters' parts of them now."""
         ...
 
     def copy(self, plan: StepPlan) -> None:
@@ -208,8 +218,18 @@ class Engine(Generic[Batch]):
         elif isinstance(message, Pins):
             self._reserve(message)
         else:
-            report = report_of(self._residency, ColdStatus(), self._clock(), message.query_id)
-            message.reply(report)
+            now = self._clock()
+            message.reply(report_of(self._residency, self._cold(), now, message.query_id))
+
+    def _cold(self) -> ColdStatus:
+        link = self._transfers.link
+        return ColdStatus(
+            link=LinkStatus(
+                limit_bytes_per_s=link.limit_bytes_per_s, measured_bytes_per_s=link.bytes_per_s
+            ),
+            num_passes=self._runner.num_cold_passes,
+            num_assistants=self._runner.num_assistants,
+        )
 
     def _drop(self, key: AdapterKey) -> None:
         self._residency.drop(key)

@@ -9,7 +9,6 @@ from threading import Semaphore, Thread
 import torch
 from tests import tiny_models
 from tests.engine.architectures import ARCHITECTURES, Architecture
-from tests.engine.fake_assist import FakeAssist
 from tests.engine.packed_greedy import GREEDY, plan_of
 from torch import Tensor
 

@@ -1,12 +1,9 @@
 """A pass on an adapter that is on its way computes what a step on a resident one does."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.engine.alone import RTOL
 from tests.engine.architectures import ARCHITECTURES
 from tests.engine.cold_world import (
@@ -21,7 +18,6 @@ from tests.engine.cold_world import (
 from tests.engine.fake_assist import FakeAssist
 from torch import Tensor
 
-from loraplex.engine.plan import Chunk, ColdChunk
 from loraplex.kernels.cpu_kernels import CpuKernels
 
 FORMS = (

@@ -124,7 +124,8 @@ class Transfers:
         """How far what is on its way has come."""
         for key, transfer in self._in_flight.items():
             progress = transfer.progress
-            yield Progress(key, progress.num_layers, progress.of_layers)
+            is_open = progress.early is not None
+            yield Progress(key, progress.num_layers, progress.of_layers, is_open)
 
     @property
     def arriving(self) -> Mapping[AdapterKey, LoadProgress]:

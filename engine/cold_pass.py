@@ -175,4 +175,5 @@ class ColdPass:
             len(self._host_layers),
             is_done=self.logits is not None,
             host_ms=self._host_ms,
+            waited_ms=self.waited_ms,
         )

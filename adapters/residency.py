@@ -12,7 +12,8 @@ keeps no load from starting.
 
 A second request for an adapter that is loading joins that load; one key never loads twice at a
 time. Resident adapters without a lease may be evicted, by default those first that are worth least.
-A lease may be taken while the adapter is on its way, for a request that must find it when it comes.
+A lease may be taken while the adapter is on its way: for a request that must find it when it comes,
+or, once the adapter is *open*, for one that already runs on the layers that have come.
 
 What was prefetched is *unclaimed* until a request needs it. It takes memory from nobody: until then
 it may be evicted, on its way too, so that a prefetch never changes what `can_load`. Whoever copies
@@ -22,7 +23,6 @@ that tenant's own loads; both are bounded (`reservations`), so that they block n
 """
 
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
 
 from loraplex.adapters.demand import Demand
 from loraplex.adapters.errors import ResidencyViolation
@@ -30,21 +30,14 @@ from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.host_copies import HostCopies, HostMemory
 from loraplex.adapters.last_evictions import LastEvictions
 from loraplex.adapters.reservations import Granted, Promises, Reservations
-from loraplex.adapters.residency_counts import Cause, PrefetchCounts, ResidencyCounts
+from loraplex.adapters.residency_counts import Cause, PrefetchCause, PrefetchCounts, ResidencyCounts
+from loraplex.adapters.residency_state import State
 from loraplex.adapters.residency_status import AdapterStatus, status_of
 from loraplex.adapters.room import Room
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.tier import Entry, Tier
 
 __all__ = ["HostMemory", "PrefetchCounts", "Residency", "State"]
-
-
-class State(Enum):
-    """Where an adapter is, as far as the device is concerned."""
-
-    ABSENT = auto()
-    LOADING = auto()
-    RESIDENT = auto()
 
 
 def _no_clock() -> float:
@@ -113,8 +106,8 @@ class Residency:
 
     @property
     def version(self) -> int:
-        """A number that changes with `state` of any adapter, and with `is_unclaimed` of any that is
-        on its way."""
+        """A number that changes with `state` of any adapter, and as one on its way is claimed or
+        becomes open."""
         return self._version
 
     def state(self, key: AdapterKey) -> State:
@@ -129,10 +122,9 @@ class Residency:
         entry = self._entries.get(key)
         return entry is not None and entry.is_unclaimed
 
-    def num_layers(self, key: AdapterKey) -> int:
-        """How many of its layers are on the device; 0 if it is absent."""
-        entry = self._entries.get(key)
-        return 0 if entry is None else entry.num_layers
+    def get(self, key: AdapterKey) -> Entry | None:
+        """How it stands on the device; nobody else changes it. None if it is absent."""
+        return self._entries.get(key)
 
     def loadable_bytes(self, tenant: str | None = None, *, is_prefetch: bool = False) -> int:
         """Bytes that one load for the tenant can take, once what it may evict is evicted. None:
@@ -173,10 +165,15 @@ class Residency:
         return self._room.victims(num_bytes, tenant, is_prefetch=is_prefetch)
 
     def start_load(
-        self, key: AdapterKey, num_bytes: int, *, is_prefetch: bool = False
+        self,
+        key: AdapterKey,
+        num_bytes: int,
+        *,
+        is_prefetch: bool = False,
+        cause: PrefetchCause = "queue",
     ) -> tuple[AdapterKey, ...]:
         """Reserve memory for an absent adapter; return those that are evicted for it, in order.
-        They may be on their way, if they were prefetched.
+        They may be on their way, if they were prefetched. `cause` is a prefetch's.
 
         Raises:
             ResidencyViolation: the adapter is not absent, or `can_load` is false.
@@ -195,8 +192,7 @@ class Residency:
         self._device.add(key, Entry(num_bytes, is_unclaimed=is_prefetch, is_pinned=is_pinned))
         self._version += 1
         if is_prefetch:
-            self.prefetched.num_started += 1
-            self.prefetched.started_bytes += num_bytes
+            self.prefetched.start(key, num_bytes, cause)
         self._eviction.loaded(key, num_bytes)
         self.counts.count_load(is_from_host=self.host.begin(key, self.demand))
         return evicted
@@ -208,17 +204,23 @@ class Residency:
             raise ResidencyViolation(f"adapter {key.digest} was not prefetched")
         self._device.claim(key)
         self._version += 1
-        self.prefetched.num_claimed += 1
+        self.prefetched.claim(key)
 
-    def note_layers(self, key: AdapterKey, num_layers: int, of_layers: int) -> None:
-        """So many of its layers are on the device; never fewer than before, nor more than all."""
+    def note_layers(
+        self, key: AdapterKey, num_layers: int, of_layers: int, *, is_open: bool = False
+    ) -> None:
+        """So many of its layers are on the device; never fewer than before, nor more than all.
+        `is_open` if it may be used in part, which it may from then on."""
         entry = self._expect(key, State.LOADING)
         if not entry.num_layers <= num_layers <= of_layers:
             raise ResidencyViolation(
                 f"adapter {key.digest} has {entry.num_layers} layers; then it cannot have "
                 f"{num_layers} of {of_layers}"
             )
-        self._device.note_layers(key, num_layers, of_layers)
+        entry.num_layers, entry.of_layers = num_layers, of_layers
+        if is_open and not entry.is_open:
+            entry.is_open = True
+            self._version += 1
 
     def finish_load(self, key: AdapterKey) -> None:
         """The adapter arrived and may be leased."""
@@ -245,12 +247,15 @@ class Residency:
         self._device.lease(key, 1)
 
     def acquire(self, key: AdapterKey) -> None:
-        """Take a lease on a resident adapter, which keeps it from being evicted, and claims it."""
-        entry = self._expect(key, State.RESIDENT)
+        """Take a lease on an adapter that is resident, which claims it, or on its way, claimed and
+        open; it keeps it from being evicted."""
+        entry = self._entries.get(key)
+        if entry is None or not entry.is_usable:
+            entry = self._expect(key, State.RESIDENT)
         self._device.lease(key, 1)
         if entry.is_unclaimed:
             self._device.claim(key)
-            self.prefetched.num_claimed += 1
+            self.prefetched.claim(key)
         self._eviction.used(key)
         self.counts.num_uses += 1
         self._touch(key)
@@ -322,6 +327,7 @@ class Residency:
         waits for it, and pin it no longer."""
         self.counts.num_drops += 1
         self._promises.unpin(key)
+        self.demand.end_hint(key)
         if key in self._device:
             self._device.pin(key, is_pinned=False)
         self._dropped.add(key)
@@ -332,8 +338,10 @@ class Residency:
         freed, self._freed = tuple(self._freed), []
         return freed
 
-    def status(self) -> Iterator[AdapterStatus]:
-        """How each adapter stands that is anywhere, or is waited for."""
+    def status(self, only: AdapterKey | None = None) -> Iterator[AdapterStatus]:
+        """How each adapter stands that is anywhere, or is waited for; or this one, if it is not."""
+        if only is not None:
+            return iter((status_of(only, self._device, self.host, self.demand),))
         keys = {key: None for key, _ in self._device.items()}
         keys |= dict.fromkeys(self.host.keys) | dict.fromkeys(self.demand.awaited())
         return (status_of(key, self._device, self.host, self.demand) for key in keys)
@@ -346,8 +354,7 @@ class Residency:
             assert not entry.leases or entry.is_there or not entry.is_unclaimed
             assert entry.is_pinned is (key in self._promises.pinned)
         num_unclaimed = sum(entry.is_unclaimed for _, entry in self._device.items())
-        ended = self.prefetched.num_claimed + self.prefetched.num_wasted
-        assert self.prefetched.num_started == ended + num_unclaimed
+        self.prefetched.check(num_unclaimed)
         for key in self._dropped:
             is_used = key in self._device or key in self.host.keys
             assert is_used or self.demand.is_awaited(key), "what is gone is to be dropped"
@@ -357,8 +364,7 @@ class Residency:
         entry = self._device.remove(key)
         self._version += 1
         if entry.is_unclaimed:
-            self.prefetched.num_wasted += 1
-            self.prefetched.wasted_bytes += entry.num_bytes
+            self.prefetched.waste(key, entry.num_bytes)
         if cause is not None:
             self.counts.count_eviction("device", cause)
             self.last_evictions.note(key, "device", cause)

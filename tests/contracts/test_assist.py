@@ -1,101 +1,74 @@
-"""What whoever assists passes must do: the fake, and whatever else `MAKERS` lists."""
+"""What every `Assist` does."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.engine.assist.made import assisting, expected, make
 from tests.engine.fake_assist import FakeAssist
 
-from loraplex.adapters.effects import LoraPair
 from loraplex.engine.assist_port import Assist, AssistLost
 
-IN_WIDTH = 24
-WIDTHS: Mapping[str, int] = {"q": 16, "k": 8, "v": 8}
-RTOL = 1e-5
+LINEARS = {"q": (48, 40), "k": (16, 40), "v": (24, 40), "o": (40, 48)}
+PAIRS = {"q": (48, 40, 4), "v": (24, 40, 8), "o": (40, 48, 1)}
 
 
-class OfTheFake:
-    """Adapters are anything that has pairs."""
-
-    def __init__(self) -> None:
-        self.assist: Assist = FakeAssist(dict(WIDTHS))
-
-    def adapter(self, paths: Sequence[str], rank: int) -> Any:
-        """With an update of the layers at ``paths``, each of (out, in) as `WIDTHS` says."""
-        generator = torch.Generator().manual_seed(rank)
-        return SimpleNamespace(
-            pairs={
-                path: LoraPair(
-                    torch.randn(rank, IN_WIDTH, generator=generator),
-                    torch.randn(WIDTHS[path], rank, generator=generator),
-                    0.5,
-                )
-                for path in paths
-            }
-        )
-
-    def lose(self) -> None:
-        """Have what was asked last never come."""
-        assert isinstance(self.assist, FakeAssist)
-        self.assist.lose_all()
-
-    def close(self) -> None:
-        self.assist.close()
+@pytest.fixture(scope="module", params=["fake", "processes"])
+def assist(request: pytest.FixtureRequest) -> Iterator[Assist]:
+    if request.param == "fake":
+        yield FakeAssist({path: out for path, (out, _) in LINEARS.items()})
+    else:
+        with assisting(LINEARS, 2) as (processes, _):
+            yield processes
 
 
-MAKERS: Sequence[Callable[[], OfTheFake]] = (OfTheFake,)
-
-
-@pytest.fixture(params=MAKERS)
-def made(request: pytest.FixtureRequest) -> Iterator[OfTheFake]:
-    made: OfTheFake = request.param()
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("num_rows", [1, 5, 133])
-@pytest.mark.parametrize("touched", [("q", "k", "v"), ("k",), ("q", "v"), ()])
-def test_updates_are_added_where_the_adapter_touches_a_layer(
-    made: OfTheFake, num_rows: int, touched: Sequence[str]
+@pytest.mark.parametrize("transposes_b", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 50])
+def test_updates_of_layers_of_one_input_come_side_by_side(
+    assist: Assist, num_rows: int, *, transposes_b: bool
 ) -> None:
-    adapter = made.adapter(touched, 4)
-    x, y = torch.randn(num_rows, IN_WIDTH), torch.randn(num_rows, sum(WIDTHS.values()))
-    expected, first = y.clone(), 0
-    for path, width in WIDTHS.items():
-        if path in touched:
-            pair = adapter.pairs[path]
-            expected[:, first : first + width] += pair.scale * (x @ pair.a.T @ pair.b.T)
-        first += width
-    made.assist.ask(adapter, tuple(WIDTHS), x).add_to(y)
-    torch.testing.assert_close(y, expected, rtol=RTOL, atol=RTOL)
+    adapter = make(PAIRS, transposes_b=transposes_b)
+    x, y = torch.randn(num_rows, 40), torch.randn(num_rows, 88)
+    parts = [expected(adapter, "q", x), torch.zeros(num_rows, 16), expected(adapter, "v", x)]
+    wanted = y + torch.cat(parts, dim=1)
+    assist.ask(adapter, ["q", "k", "v"], x).add_to(y)
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_what_was_asked_may_change_before_the_answer_is_taken(made: OfTheFake) -> None:
-    adapter = made.adapter(("q",), 4)
-    x = torch.randn(7, IN_WIDTH)
-    expected, y = torch.zeros(7, WIDTHS["q"]), torch.zeros(7, WIDTHS["q"])
-    made.assist.ask(adapter, ("q",), x.clone()).add_to(expected)
-    asked = made.assist.ask(adapter, ("q",), x)
+def test_what_the_input_becomes_after_it_was_asked_for_does_not_matter(assist: Assist) -> None:
+    adapter, x, y = make(PAIRS), torch.ones(3, 48), torch.zeros(3, 40)
+    wanted = expected(adapter, "o", x)
+    asked = assist.ask(adapter, ["o"], x)
     x.fill_(torch.nan)
     asked.add_to(y)
-    torch.testing.assert_close(y, expected, rtol=RTOL, atol=RTOL)
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_lost_leaves_the_output_as_it_was(made: OfTheFake) -> None:
-    y = torch.randn(7, WIDTHS["q"])
-    before = y.clone()
-    asked = made.assist.ask(made.adapter(("q",), 4), ("q",), torch.randn(7, IN_WIDTH))
-    made.lose()
+def test_tensors_of_inference_mode_are_taken_and_changed_outside_of_it(assist: Assist) -> None:
+    adapter = make(PAIRS)
+    with torch.inference_mode():
+        x, y = torch.ones(3, 48), torch.zeros(3, 40)
+    assist.ask(adapter, ["o"], x).add_to(y)
+    torch.testing.assert_close(y.double(), expected(adapter, "o", x), rtol=1e-5, atol=1e-5)
+
+
+def test_an_output_may_be_columns_of_a_wider_one(assist: Assist) -> None:
+    adapter, x, wide = make(PAIRS), torch.randn(3, 48), torch.zeros(3, 50)
+    assist.ask(adapter, ["o"], x).add_to(wide[:, 5:45])
+    torch.testing.assert_close(
+        wide[:, 5:45].double(), expected(adapter, "o", x), rtol=1e-5, atol=1e-5
+    )
+    assert not wide[:, :5].any()
+    assert not wide[:, 45:].any()
+
+
+@pytest.mark.parametrize("kind", ["fake", "processes"])
+def test_once_closed_nobody_can_be_asked(kind: str) -> None:
+    assist: Assist = FakeAssist({"o": 40})
+    if kind == "processes":
+        with assisting(LINEARS, 1) as (assist, _):
+            assert assist.num_ready == 1
+    assist.close()
+    assert assist.num_ready == 0
     with pytest.raises(AssistLost):
-        asked.add_to(y)
-    assert torch.equal(y, before)
-
-
-def test_nobody_can_be_asked_when_all_are_closed(made: OfTheFake) -> None:
-    assert made.assist.num_ready > 0
-    made.assist.close()
-    assert made.assist.num_ready == 0
-    with pytest.raises(AssistLost):
-        made.assist.ask(made.adapter(("q",), 4), ("q",), torch.randn(7, IN_WIDTH))
+        assist.ask(make(PAIRS), ["o"], torch.ones(1, 48))

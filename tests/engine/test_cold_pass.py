@@ -40,8 +40,8 @@ def shared_world(
 def assist(shared_world: ColdWorld) -> FakeAssist:
     """A new one, which all passes ask that begin."""
     runner = shared_world.runner
-    runner._assist = FakeAssist(widths(runner.model))
-    return runner._assist
+    runner.assist = fake = FakeAssist(widths(runner.model))
+    return fake
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ the best it is tried once in a while, since only that tells, and costs those per
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from math import ceil
 from typing import Literal, NamedTuple
 
 from loraplex.engine.config import RouteMode
@@ -200,8 +200,8 @@ class Routes:
 
     def _margin(self, route: ColdRoute) -> float:
         """By how much, relative, it must be better than waiting."""
-        error = sqrt(self._corrections.error(route) ** 2 + self._corrections.error("wait") ** 2)
-        return max(_LEAST_MARGIN, _NUM_ERRORS * error)
+        # Waiting is predicted by rates that are learned elsewhere: the link's and a step's.
+        return max(_LEAST_MARGIN, _NUM_ERRORS * self._corrections.error(route))
 
     def _predict(self, cold: ColdStart) -> dict[ColdRoute, float]:
         """Each route's time in ms, without corrections."""

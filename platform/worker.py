@@ -285,6 +285,7 @@ def scheduler_config(
         },
         max_transfer_bytes=settings.max_transfer_bytes,
         prefetch=settings.prefetch,
+        route=settings.adapter_route,
         kv_forecast=True,
         lent_block_bytes=sizes.lent_block_bytes,
         min_blocks=sizes.min_blocks,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from loraplex.engine.cost import CostModel
 from loraplex.engine.memory import PoolSizes
 from loraplex.engine.model import LoadedModel, export_tokenizer
 from loraplex.engine.runner import ModelRunner
@@ -34,10 +35,11 @@ class Subject:
         tokenizer = export_tokenizer(model.path).tokenizer_json
         return cls(endless, runner, sizes, settings, tokenizer)
 
-    def new_engine(self) -> EngineParts:
-        """An engine in whose memory no adapter is; only one may be in use at a time."""
+    def new_engine(self, costs: CostModel | None = None) -> EngineParts:
+        """An engine in whose memory no adapter is; only one may be in use at a time. Without
+        ``costs`` it knows nothing of step times yet."""
         return compose_engine(
-            self.settings, self.model, self.runner, self.sizes, self.tokenizer_json
+            self.settings, self.model, self.runner, self.sizes, self.tokenizer_json, costs
         )
 
 

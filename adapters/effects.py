@@ -83,6 +83,12 @@ class Assembled:
     effect: ModuleEffect | None
     experts: ExpertPairs | None = None
 
+    def tensors(self) -> list[Tensor]:
+        """All that it holds; modules may share some."""
+        low_rank = [of for of in (self.pair, self.experts) if of is not None]
+        parts = [part for of in low_rank for part in (of.a, of.b)]
+        return parts + (self.effect.tensors() if self.effect else [])
+
     def copied(self, weight: Copy, exact: Copy) -> "Assembled":
         """Return the same made of other tensors: ``exact`` is for those whose dtype is not that of
         the weights."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from loraplex.adapters.demand import Demand
 from loraplex.adapters.eviction import Eviction, LeastWorth
+from loraplex.adapters.last_evictions import LastEvictions
 from loraplex.adapters.reservations import Granted, Promises, Reservations
 from loraplex.adapters.residency_counts import Cause
 from loraplex.adapters.room import Room
@@ -42,14 +43,15 @@ class HostCopies:
     A copy is leased while it is read from the store, and while it is copied to the device.
     """
 
-    def __init__(self, memory: HostMemory | None) -> None:
-        """None keeps nothing."""
+    def __init__(self, memory: HostMemory | None, last_evictions: LastEvictions) -> None:
+        """No memory keeps nothing; `last_evictions` is told of what goes."""
         self._tier = Tier(0 if memory is None else memory.capacity_bytes)
         self._promises = Promises(self._tier.capacity_bytes)
         self._num_bytes = None if memory is None else memory.num_bytes
         self._eviction = (memory and memory.eviction) or LeastWorth()
         self._evictions: list[AdapterKey] = []
         self._keeps: list[AdapterKey] = []
+        self._last_evictions = last_evictions
         self.evictions: Counter[Cause] = Counter()
         """Copies that were given up, by cause."""
 
@@ -98,9 +100,7 @@ class HostCopies:
         if num_bytes is None or num_bytes > room.for_load(key.tenant, is_prefetch=False):
             return False
         for victim in room.victims(num_bytes, key.tenant, is_prefetch=False):
-            self._remove(victim)
-            self._eviction.evicted(victim)
-            self.evictions["load"] += 1
+            self._evict(victim, "load")
         self._tier.add(key, Entry(num_bytes, leases=1))
         self._eviction.loaded(key, num_bytes)
         self._keeps.append(key)
@@ -131,9 +131,7 @@ class HostCopies:
             return True
         if not entry.is_evictable:
             return False
-        self._remove(key)
-        self._eviction.evicted(key)
-        self.evictions["drop"] += 1
+        self._evict(key, "drop")
         return True
 
     def take_orders(self) -> HostOrders:
@@ -150,6 +148,12 @@ class HostCopies:
         for key, entry in self._tier.items():
             assert entry.leases == int(key in loading), "a copy is leased, and nobody copies it"
             assert entry.is_there or key in loading, "a copy is awaited that nobody reads"
+
+    def _evict(self, key: AdapterKey, cause: Cause) -> None:
+        self._remove(key)
+        self._eviction.evicted(key)
+        self.evictions[cause] += 1
+        self._last_evictions.note(key, "host", cause)
 
     def _remove(self, key: AdapterKey) -> None:
         self._tier.remove(key)

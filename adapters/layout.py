@@ -51,6 +51,7 @@ class ModuleLayout:
     tokens: TokenSources
     has_gain: bool
     has_offset: bool
+    is_embedding: bool = False
     num_experts: int = 0
     """Of a parameter, the matrices that it holds."""
 
@@ -159,6 +160,7 @@ def _layout(
         tokens=TokenSources() if shape is None else _sources(roles, token_ids, shape[0]),
         has_gain=has_gain,
         has_offset=bool(_OFFSETS & roles.keys()) or (loses_bias and path in base.biases),
+        is_embedding=path in base.embeddings,
         num_experts=_num_experts(base.parameters.get(path, ())),
     )
 

@@ -8,10 +8,16 @@ from typing import Any
 class LoadProgress:
     """Written by the thread that copies; read by any, and waited on."""
 
-    def __init__(self, pace: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        pace: Callable[[int], None] = lambda _: None,
+        on_usable: Callable[[], None] = lambda: None,
+    ) -> None:
         """`pace` is given the bytes of each layer before it is copied, and returns when they may
-        be. It may raise, which ends the load."""
+        be; it may raise, which ends the load. `on_usable` is called when an adapter that may be
+        used in part has got its memory, and with each of its layers."""
         self.pace = pace
+        self._on_usable = on_usable
         self.of_layers = 0
         """Layers that it has; 0 until that is known."""
         self.early: Any = None
@@ -30,12 +36,14 @@ class LoadProgress:
         with self._changed:
             self.early, self.of_layers = early, of_layers
             self._changed.notify_all()
+        self._tell()
 
     def add_layer(self) -> None:
         """One more layer is there."""
         with self._changed:
             self._num_layers += 1
             self._changed.notify_all()
+        self._tell()
 
     def end(self) -> None:
         """No more layers will come, because all have or because the copy failed."""
@@ -50,3 +58,7 @@ class LoadProgress:
                 lambda: self._num_layers >= num_layers or self._is_over, timeout_s
             )
             return self._num_layers >= num_layers
+
+    def _tell(self) -> None:
+        if self.early is not None:
+            self._on_usable()

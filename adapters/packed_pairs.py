@@ -1,5 +1,6 @@
 """An adapter's low-rank pairs in one tensor, so that it is copied as a whole."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -8,9 +9,12 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.effects import LoraPair
-from loraplex.adapters.own_pages import own_pages
+from loraplex.adapters.own_pages import HostPages, SharedPages, own_pages
 from loraplex.adapters.pair_layout import PairLayout
 from loraplex.kernels.segments import PairPlaces
+
+_log = logging.getLogger(__name__)
+_PLAIN = HostPages()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,15 +26,25 @@ class PackedPairs(Mapping[str, LoraPair]):
     """``[num_elements]``; what lies between matrices means nothing."""
     b_is_transposed: bool
     """``b`` lies in memory as ``[rank, out]``, as the compiled kernel of CPUs reads it."""
+    shared: SharedPages | None = None
+    """Where the tensor lies, if other processes can map it."""
     _views: dict[str, LoraPair] = field(default_factory=dict)
 
     @classmethod
     def gathered(
-        cls, layout: PairLayout, source: Tensor, *, transposes_b: bool, pins: bool = False
+        cls,
+        layout: PairLayout,
+        source: Tensor,
+        *,
+        transposes_b: bool,
+        pages: HostPages = _PLAIN,
     ) -> "PackedPairs":
         """Gather what a file holds: ``source`` are the bytes of its tensors in the pairs' dtype.
-        ``pins`` puts it into memory that a GPU can read beside what the host does."""
-        if pins:
+        Where too many files are open, it is not shared."""
+        shared = _shared(layout.num_elements, source.dtype, pages)
+        if shared is not None:
+            data = shared.data
+        elif pages.pins:
             data = torch.empty(layout.num_elements, dtype=source.dtype, pin_memory=True)
         else:
             data = own_pages(layout.num_elements, source.dtype)
@@ -40,7 +54,11 @@ class PackedPairs(Mapping[str, LoraPair]):
             place = data.as_strided(shape, (run.step, *within), run.start)
             strides = (run.source_step, run.columns, 1)
             place.copy_(source.as_strided(shape, strides, run.source))
-        return cls(layout, data, transposes_b)
+        return cls(layout, data, transposes_b, shared)
+
+    def on_device(self, data: Tensor) -> "PackedPairs":
+        """The same pairs in other memory, ``[num_elements]``, that lies as this does."""
+        return PackedPairs(self.layout, data, self.b_is_transposed)
 
     def __getitem__(self, path: str) -> LoraPair:
         if path not in self._views:
@@ -76,3 +94,13 @@ class PackedPairs(Mapping[str, LoraPair]):
             self.data.as_strided((out, rank), of_b, b_start),
             float(self.layout.scales[number]),
         )
+
+
+def _shared(num_elements: int, dtype: torch.dtype, pages: HostPages) -> SharedPages | None:
+    if not pages.shares or not num_elements:
+        return None
+    try:
+        return SharedPages.of(num_elements, dtype, pins=pages.pins)
+    except OSError as error:
+        _log.warning("an adapter cannot be shared with other processes: %s", error)
+        return None

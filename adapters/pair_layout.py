@@ -4,6 +4,7 @@ Without torch. All of it follows from names, dtypes and shapes, so that adapters
 recipe share it: a load then moves bytes, few times, and asks no module anything.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -42,8 +43,10 @@ class Layer(NamedTuple):
 
     paths: tuple[str, ...]
     """All modules of the layer."""
+    start: int
+    """First element of its pairs."""
     end: int
-    """Element after the last of its pairs; they follow those of the layer before."""
+    """Element after the last of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,8 +63,11 @@ class PairLayout:
     """``[pairs, 2]``: first element of a, ``[rank, in]``, and of b; a multiple of 16."""
     scales: NDArray[np.float64]
     """``[pairs]``."""
+    num_elements: int
+    """Of the tensor."""
     layers: tuple[Layer, ...]
-    """By rising element."""
+    """In the order in which a forward pass needs them. They lie in that of the file, so that few
+    runs fill the tensor."""
     runs: tuple[Run, ...]
 
     @classmethod
@@ -78,15 +84,16 @@ class PairLayout:
         if not _can_be_packed([entry for pair in pairs.values() for entry in pair], data_start):
             pairs = {}
         starts, layers, end = [], [], 0
-        ordered = _by_layer(layout.modules)
-        for paths in ordered:
+        by_place = _by_place(layout)
+        for paths in by_place.values():
+            start = end
             for path in paths:
                 if path in pairs:
                     b_start = _aligned(end + pairs[path][0].num_elements)
                     starts.append((end, b_start))
                     end = _aligned(b_start + layout.modules[path].num_outputs * _rank(pairs[path]))
-            layers.append(Layer(tuple(paths), end))
-        held = [path for paths in ordered for path in paths if path in pairs]
+            layers.append(Layer(tuple(paths), start, end))
+        held = [path for paths in by_place.values() for path in paths if path in pairs]
         shapes = [
             (layout.modules[path].num_outputs, pairs[path][0].shape[1], _rank(pairs[path]))
             for path in held
@@ -98,14 +105,10 @@ class PairLayout:
             shapes=np.ascontiguousarray(array["f0"]),
             starts=np.ascontiguousarray(array["f1"]),
             scales=np.array([scales[path] for path in held], np.float64),
-            layers=tuple(layers),
+            num_elements=end,
+            layers=tuple(layer for _, layer in sorted(zip(by_place, layers, strict=True))),
             runs=_runs([pairs[path] for path in held], shapes, starts, data_start),
         )
-
-    @property
-    def num_elements(self) -> int:
-        """Of the tensor."""
-        return self.layers[-1].end if self.layers else 0
 
 
 def _can_be_packed(entries: list[TensorEntry], data_start: int) -> bool:
@@ -115,14 +118,16 @@ def _can_be_packed(entries: list[TensorEntry], data_start: int) -> bool:
     return all((entry.start - data_start) % itemsize == 0 for entry in entries)
 
 
-def _by_layer(paths: Iterable[str]) -> list[list[str]]:
-    """Paths of modules by the first number in them, which is the layer's, in the order in which the
-    layers come first; those without one are with the layer 0."""
-    layers: dict[int, list[str]] = {}
-    for path in paths:
+def _by_place(layout: AdapterLayout) -> dict[float, list[str]]:
+    """Paths of modules by their place in a forward pass, in the order in which places come first:
+    the first number in a path is its layer's; those without one are embeddings, which come before
+    all layers, or what follows them."""
+    places: dict[float, list[str]] = {}
+    for path, module in layout.modules.items():
         number = _LAYER.search(path)
-        layers.setdefault(int(number[1]) if number else 0, []).append(path)
-    return list(layers.values())
+        place = float(number[1]) if number else math.inf
+        places.setdefault(-1.0 if module.is_embedding else place, []).append(path)
+    return places
 
 
 def _runs(

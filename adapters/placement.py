@@ -1,7 +1,7 @@
 """Copies an adapter from the host to the device, layer by layer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -12,6 +12,7 @@ from loraplex.adapters.effects import Assembled, BaseWeights, LoraPair
 from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.own_pages import own_pages
 from loraplex.adapters.packed_pairs import PackedPairs
+from loraplex.adapters.pair_layout import Layer
 from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights, Once, VerifiedAdapter, read
 
@@ -57,27 +58,28 @@ def place(
     nothing has come yet. ``progress`` is told of each layer.
 
     One that consists of packed pairs alone may be used layer by layer while it comes; what else an
-    adapter does comes into being as it is copied, so that it is used as a whole.
+    adapter does comes into being as it is copied, so that it is used as a whole. What ``progress``
+    is told is there has been copied, on a GPU too (that has not been run on one).
     """
     progress = progress or LoadProgress()
     source, layers = adapter.pairs.data, adapter.outline.pairs.layers
     slot = _poisoned(len(source), dtype, device)
-    pairs = replace(adapter.pairs, data=slot, _views={})
+    pairs = adapter.pairs.on_device(slot)
     early = None if adapter.modules else prepare(_weights(adapter, slot.dtype, pairs, {}))
     is_early = early is not None and early.pairs is pairs
+    _settle(slot)
     progress.open(len(layers), _early(adapter, early) if early and is_early else None)
     # Copies, on a CPU too: what one memory gives up must not be held by the other.
     weight = Once(lambda tensor: tensor.to(device, dtype, copy=True))
     exact = Once(lambda tensor: tensor.to(device, copy=True))
     placed: dict[str, Assembled] = {}
-    start = 0
-    for paths, end in layers:
-        progress.pace((end - start) * dtype.itemsize)
-        slot[start:end].copy_(source[start:end])
-        start = end
-        for path in paths if adapter.modules else ():
-            if path in adapter.modules:
-                placed[path] = adapter.modules[path].copied(weight, exact)
+    for layer in layers:
+        modules = {path: adapter.modules[path] for path in layer.paths if path in adapter.modules}
+        progress.pace(_num_elements(layer, modules) * dtype.itemsize)
+        within = slice(layer.start, layer.end)
+        slot[within].copy_(source[within], non_blocking=slot.is_cuda)
+        placed |= {path: module.copied(weight, exact) for path, module in modules.items()}
+        _settle(slot)
         progress.add_layer()
     if early is not None and is_early:
         return early
@@ -91,6 +93,21 @@ def _poisoned(num_elements: int, dtype: torch.dtype, device: torch.device | str)
     if torch.device(device).type == "cpu":
         return own_pages(num_elements, dtype).fill_(torch.nan)
     return torch.full((num_elements,), torch.nan, dtype=dtype, device=device)
+
+
+def _num_elements(layer: Layer, modules: Mapping[str, Assembled]) -> int:
+    """That are copied for a layer; those of tensors that modules share once more for each."""
+    others = sum(tensor.numel() for module in modules.values() for tensor in module.tensors())
+    return layer.end - layer.start + others
+
+
+def _settle(slot: Tensor) -> None:
+    """Wait until the device has done what this thread has queued for it."""
+    if slot.is_cuda:
+        # Of this thread's stream alone, which others may go on filling; and without spinning.
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch has no types here
+        done.record(torch.cuda.current_stream(slot.device))
+        done.synchronize()
 
 
 def _early(adapter: VerifiedAdapter, weights: AdapterWeights) -> EarlyAdapter:

@@ -28,6 +28,7 @@ from loraplex.adapters.demand import Demand
 from loraplex.adapters.errors import ResidencyViolation
 from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.host_copies import HostCopies, HostMemory
+from loraplex.adapters.last_evictions import LastEvictions
 from loraplex.adapters.reservations import Granted, Promises, Reservations
 from loraplex.adapters.residency_counts import Cause, PrefetchCounts, ResidencyCounts
 from loraplex.adapters.residency_status import AdapterStatus, status_of
@@ -61,12 +62,13 @@ class Residency:
         clock: Callable[[], float] = _no_clock,
     ) -> None:
         """`eviction` chooses on the device; `host` is None where adapters are not kept there;
-        `clock` tells seconds, for `status` alone."""
+        `clock` tells seconds, for those who look."""
         self._eviction = eviction or LeastWorth()
         self._clock = clock
         self._device = Tier(capacity_bytes)
         self._entries = self._device.entries  # read many times a step
-        self.host = HostCopies(host)
+        self.last_evictions = LastEvictions(clock)
+        self.host = HostCopies(host, self.last_evictions)
         """What is kept in the host's memory."""
         self.demand = Demand(self.host.keys)
         """What requests ask for. The scheduler tells it."""
@@ -359,6 +361,7 @@ class Residency:
             self.prefetched.wasted_bytes += entry.num_bytes
         if cause is not None:
             self.counts.count_eviction("device", cause)
+            self.last_evictions.note(key, "device", cause)
         if not entry.is_there:
             self.host.end(key, has_come=False)
 

@@ -1,13 +1,18 @@
 """What has happened to adapters in memory since the start."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 TierName = Literal["device", "host"]
 Cause = Literal["load", "prefetch", "kv", "drop"]
 """Why an adapter lost its memory: a request's load needed it, a prefetch was worth more,
 requests needed it for their KV blocks, or its version was deleted."""
-
+CAUSES: Mapping[TierName, tuple[Cause, ...]] = MappingProxyType(
+    {"device": ("load", "prefetch", "kv", "drop"), "host": ("load", "drop")}
+)
+"""Those that a tier knows: the host's memory gives way to whatever is read."""
 
 Route = Literal["resident", "prefetch", "wait", "join", "layer-wise", "assist"]
 """How a request came to run on its adapter: it was there; it was there for this request first,

@@ -20,7 +20,7 @@ from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFile
 from loraplex.adapters.experts import ExpertPairs
 from loraplex.adapters.layout import AdapterLayout
 from loraplex.adapters.outline import Header, Outline, Outlines
-from loraplex.adapters.own_pages import own_pages
+from loraplex.adapters.own_pages import HostPages, own_pages
 from loraplex.adapters.packed_pairs import PackedPairs
 from loraplex.adapters.profile import AddedToken, Profile, decode
 from loraplex.adapters.storage import Store
@@ -30,6 +30,7 @@ from loraplex.kernels.segments import LoraTable
 _DTYPES = MappingProxyType(
     {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16},
 )
+_PLAIN = HostPages()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,13 @@ class VerifiedAdapter:
         """What it takes."""
         return self.outline.host_bytes
 
+    @property
+    def shared_fd(self) -> int | None:
+        """A file that has all of `pairs.data` and nothing else, for other processes to map; open
+        while this adapter is held. None if it is not shared."""
+        shared = self.pairs.shared
+        return None if shared is None else shared.fd
+
 
 def read(
     store: Store,
@@ -85,13 +93,13 @@ def read(
     base: BaseShapes,
     base_weights: BaseWeights,
     *,
-    pins: bool = False,
+    pages: HostPages = _PLAIN,
     transposes_b: bool = False,
     outlines: Outlines | None = None,
 ) -> VerifiedAdapter:
-    """Read an adapter, and verify that its bytes are those of the digest. `pins` puts it in memory
-    that a GPU can read beside what the host does, `transposes_b` lays it out as the compiled kernel
-    of CPUs reads it.
+    """Read an adapter, and verify that its bytes are those of the digest. It lies in such `pages`,
+    of which only low-rank pairs of linear layers are ever shared; `transposes_b` lays these out as
+    the compiled kernel of CPUs reads them.
 
     It was checked when it was stored, but the base model may be another since, of the same name;
     and what it has of the base's weights is compared with them here for the first time.
@@ -126,8 +134,8 @@ def read(
     if assembly.problems:
         raise AdapterMismatch(digest, tuple(assembly.problems))
     numbers = _numbers(outline.pairs.dtype, data)
-    pairs = PackedPairs.gathered(outline.pairs, numbers, transposes_b=transposes_b, pins=pins)
-    others = _apart(modules, pairs, torch.Tensor.pin_memory if pins else torch.clone)
+    pairs = PackedPairs.gathered(outline.pairs, numbers, transposes_b=transposes_b, pages=pages)
+    others = _apart(modules, pairs, torch.Tensor.pin_memory if pages.pins else torch.clone)
     return VerifiedAdapter(outline, pairs, others, decode(kept))
 
 

@@ -1,15 +1,19 @@
 """Metrics of adapters in memory. Label sets are closed; no tenant and no adapter is a label."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, AdapterMissing
 from loraplex.adapters.residency import Residency
-from loraplex.adapters.residency_counts import Cause, TierName
+from loraplex.adapters.residency_counts import CAUSES, Cause, TierName
+from loraplex.engine.copy_link import CopyCause, CopyLink
 from loraplex.engine.core import StepReport
+from loraplex.engine.route_metrics import RouteMetrics
 from loraplex.engine.transfers_port import LoadRoute
 
 _LOAD_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -56,6 +60,7 @@ class AdapterMetrics:
             "loraplex_adapter_drops", "Deleted versions that were to be freed.", registry=registry
         )
         self._prefetches = PrefetchMetrics(registry, residency)
+        self._routes = RouteMetrics(registry, residency.counts)
         self._seen_uses = self._seen_drops = 0
         self._seen_evictions: dict[tuple[TierName, Cause], int] = {}
         self._label_all()
@@ -65,6 +70,7 @@ class AdapterMetrics:
         """Count what a step has done. On the engine's thread."""
         self._loads.inc(len(report.plan.loads))
         self._prefetches.observe()
+        self._routes.observe()
         for arrival in report.arrivals:
             if arrival.error is None:
                 self._load_seconds.labels(arrival.route).observe(arrival.seconds)
@@ -87,10 +93,9 @@ class AdapterMetrics:
             self._load_seconds.labels(route)
         for failure in _FAILURES:
             self._failures.labels(failure)
-        for cause in get_args(Cause):
-            self._evictions.labels("device", cause)
-        for cause in ("load", "drop"):
-            self._evictions.labels("host", cause)
+        for tier, causes in CAUSES.items():
+            for cause in causes:
+                self._evictions.labels(tier, cause)
 
 
 class PrefetchMetrics:
@@ -123,6 +128,34 @@ class PrefetchMetrics:
         self._prefetches.labels("wasted").inc(now.num_wasted - seen.num_wasted)
         self._wasted_bytes.inc(now.wasted_bytes - seen.wasted_bytes)
         self._seen = replace(now)
+
+
+class CopyCollector(Collector):
+    """What the link to the device has copied, and how fast it is."""
+
+    def __init__(self, link: CopyLink) -> None:
+        self._link = link
+
+    def collect(self) -> Iterator[Metric]:
+        """See `Collector.collect`."""
+        rates = GaugeMetricFamily(
+            "loraplex_adapter_copy_bytes_per_second",
+            "Of adapters to the device: `measured` of late, with the throttle but without waiting "
+            "for steps; `limit`: the throttle, infinite if there is none.",
+            labels=("kind",),
+        )
+        limit = self._link.limit_bytes_per_s
+        rates.add_metric(("limit",), float("inf") if limit is None else limit)
+        rates.add_metric(("measured",), self._link.bytes_per_s or 0.0)
+        yield rates
+        copied = CounterMetricFamily(
+            "loraplex_adapter_copied_bytes",
+            "Of adapters that went to the device, for requests or before any needed them.",
+            labels=("cause",),
+        )
+        for cause in get_args(CopyCause):
+            copied.add_metric((cause,), self._link.copied_bytes(cause))
+        yield copied
 
 
 def _watch(registry: CollectorRegistry, residency: Residency) -> None:

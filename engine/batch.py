@@ -1,7 +1,7 @@
 """Turns a plan into device tensors: the one place where a step's data moves to the device."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.decode_graphs import DecodeGraph, DecodeGraphs
 from loraplex.engine.lora_rows import AdapterRows, LoraRows
-from loraplex.engine.plan import Decodes, Roster, StepPlan
+from loraplex.engine.plan import Chunk, ColdChunk, Decodes, Roster, StepPlan
 from loraplex.engine.sampling_rows import SampledSpecs, SamplingRows, sampling_rows
 from loraplex.kernels.attention import Attention, Spans
 from loraplex.kernels.lora_cpu import CpuLora
@@ -46,6 +46,26 @@ class StepBatch:
     graph: DecodeGraph | None = None
     """What computes it, if its tensors are those of a graph: they have rows that are not used
     behind its own."""
+    cold: tuple[ColdChunk, ...] = ()
+    """Passes that go on in the same step; their rows are in batches of their own."""
+
+    @classmethod
+    def of_passes(cls, cold: tuple[ColdChunk, ...], device: torch.device) -> Self:
+        """Of a step that computes passes alone."""
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        rows = LoraRows(0, ())
+        return cls(
+            input_ids=nothing,
+            positions=nothing,
+            sampled_rows=nothing,
+            attention=None,
+            body=rows,
+            head=rows,
+            sampled_keys=(),
+            places=np.zeros(0, np.int64),
+            sampling=SamplingRows(0, (), None, ()),
+            cold=cold,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +92,26 @@ class BatchBuilder:
         """Of the step before, if it had no prompts."""
 
     def build(self, plan: StepPlan, adapters: Mapping[AdapterKey, AdapterWeights]) -> StepBatch:
-        """Lay out a plan that computes something.
+        """Lay out a plan that computes something, but the chunks of passes.
 
-        ``adapters`` has the weights of every adapter that the plan uses, on the device.
+        ``adapters`` has the weights of every adapter that the rest uses, on the device.
         """
+        if not plan.num_tokens:
+            return StepBatch.of_passes(plan.cold, self._layout.device)
         stage = Staging(self._layout.device)
         if plan.prefills:
             self._kept = None
             batch = self._mixed(plan, adapters, stage)
         else:
             batch = self._decodes(plan.decodes, adapters, stage)
+        stage.send()
+        return replace(batch, cold=plan.cold) if plan.cold else batch
+
+    def build_pass(self, chunk: Chunk, adapter: AdapterWeights) -> StepBatch:
+        """Lay out one chunk alone, on an adapter of which not all has come."""
+        assert chunk.adapter is not None, "the base model is always there"
+        stage = Staging(self._layout.device)
+        batch = self._mixed(StepPlan(0, prefills=(chunk,)), {chunk.adapter: adapter}, stage)
         stage.send()
         return batch
 

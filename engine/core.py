@@ -19,7 +19,7 @@ from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox, Withdrawn
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
-from loraplex.engine.residency_protocol import Pins
+from loraplex.engine.residency_protocol import ColdStatus, Pins
 from loraplex.engine.residency_report import report_of
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
@@ -208,7 +208,8 @@ class Engine(Generic[Batch]):
         elif isinstance(message, Pins):
             self._reserve(message)
         else:
-            message.reply(report_of(self._residency, self._clock(), message.query_id))
+            report = report_of(self._residency, ColdStatus(), self._clock(), message.query_id)
+            message.reply(report)
 
     def _drop(self, key: AdapterKey) -> None:
         self._residency.drop(key)

@@ -18,8 +18,23 @@ from loraplex.kernels.segments import Slices
 _TOLERANCE = 1e-2
 
 
+Held = tuple[Tensor, Tensor]
+"""An input, and what all layers of a group make of it."""
+
+
+class Detour(Protocol):
+    """Computes groups of a forward pass that does not go straight through."""
+
+    def output(self, group: "LinearGroup", x: Tensor) -> Tensor:
+        """Return what `LinearGroup.output` is to return, which leaves it to this."""
+        ...
+
+
 class Updates(Protocol):
     """What changes the outputs of linear layers for some rows of a step."""
+
+    detour: Detour | None
+    """Of the forward pass that runs; most have none."""
 
     def linear(self, slices: Slices, y: Tensor, x: Tensor) -> Tensor:
         """Return ``y [..., out]`` of the base, whose memory may be used, as it is to be for
@@ -81,7 +96,8 @@ def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
 class LinearGroup:
     """Linear layers that see one input, or one layer alone.
 
-    From the call of its first layer to that of its last a group holds what it computed.
+    From the call of its first layer to that of its last a group holds what it computed: ``held``,
+    which is None at all other times.
     """
 
     def __init__(self, dense: DenseWeights, slices: Slices, updates: Updates) -> None:
@@ -89,12 +105,14 @@ class LinearGroup:
         self.dense = dense
         self.slices = slices
         self.updates = updates
-        self._input: Tensor | None = None
-        self._output: Tensor | None = None
+        self.held: Held | None = None
 
     def output(self, x: Tensor) -> Tensor:
         """Return what all layers make of ``x [..., in]``, side by side, for each row with its
         adapter."""
+        detour = self.updates.detour
+        if detour is not None:
+            return detour.output(self, x)
         return self.updates.linear(self.slices, self.dense.apply(x), x)
 
     def output_of(self, place: int, x: Tensor) -> Tensor:
@@ -102,20 +120,17 @@ class LinearGroup:
         are computed for the first layer alone, unless others get another tensor."""
         if len(self.slices) == 1:
             return self.output(x)
-        if place and x is self._input and self._output is not None:
-            y = self._output
+        held = self.held
+        if place and held is not None and x is held[0]:
+            y = held[1]
             if place == len(self.slices) - 1:
-                self.forget()
+                self.held = None
         else:
             y = self.output(x)
             if not place:
-                self._input, self._output = x, y
+                self.held = x, y
         first = self.slices.offsets[place]
         return y[..., first : first + self.slices.widths[place]]
-
-    def forget(self) -> None:
-        """Give up what was computed for layers that have not been called."""
-        self._input = self._output = None
 
 
 def are_alike(found: Tensor, expected: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +12,23 @@ from loraplex.adapters.effects import LoraPair, ModuleEffect
 from loraplex.adapters.packed_pairs import PackedPairs
 from loraplex.adapters.weights import AdapterWeights
 from loraplex.engine.effects import change_embedded, change_linear, change_norm
-from loraplex.engine.linear_group import LinearGroup
+from loraplex.engine.linear_group import Detour, Held, LinearGroup
 from loraplex.engine.lora_rows import LoraRows
 from loraplex.kernels.lora import add_lora
 from loraplex.kernels.lora_cpu import transposed_in_memory
 from loraplex.kernels.segments import Slices, lora_table, packed_table
 
 _NO_ROWS = LoraRows(0, ())
+
+
+class Turn(NamedTuple):
+    """What a forward pass leaves with the layers where it rests, while another runs."""
+
+    body: LoraRows = _NO_ROWS
+    head: LoraRows = _NO_ROWS
+    detour: Detour | None = None
+    held: tuple[tuple[LinearGroup, Held], ...] = ()
+    """What groups hold of it, for layers that are called later."""
 
 
 class LoraBatch:
@@ -38,6 +49,8 @@ class LoraBatch:
         self._numbers = {path: number for number, path in enumerate(shapes)}
         self._head_module = self._paths.index(head_path) if head_path in shapes else -1
         self._body = self._head = _NO_ROWS
+        self.detour: Detour | None = None
+        """See `Updates.detour`."""
         self.groups: list[LinearGroup] = []
         """Of the layers, and what they hold is given up after each step."""
 
@@ -46,6 +59,10 @@ class LoraBatch:
         widths = [self._shapes[path][0] for path in paths]
         modules = [self._paths.index(path) for path in paths]
         return Slices.of(modules, widths, self._shapes[paths[0]][1], device)
+
+    def paths(self, slices: Slices) -> tuple[str, ...]:
+        """Return the paths of the layers that `slices` has numbered."""
+        return tuple(self._paths[module] for module in slices.modules)
 
     def locate(
         self,
@@ -85,15 +102,29 @@ class LoraBatch:
         return replace(weights, pairs=held, effects=effects, table=table)
 
     @contextmanager
-    def step(self, body: LoraRows, head: LoraRows) -> Iterator[None]:
-        """Apply the adapters of ``body`` and ``head`` to all that runs inside."""
-        self._body, self._head = body, head
+    def step(self, body: LoraRows, head: LoraRows, detour: Detour | None = None) -> Iterator[None]:
+        """Apply the adapters of ``body`` and ``head`` to all that runs inside; ``detour`` computes
+        groups of linear layers, if there is one."""
+        self._body, self._head, self.detour = body, head, detour
         try:
             yield
         finally:
             self._body = self._head = _NO_ROWS
+            self.detour = None
             for group in self.groups:
-                group.forget()
+                group.held = None
+
+    def exchange(self, turn: Turn) -> Turn:
+        """Have the layers go on with another forward pass, which left ``turn``; return what the one
+        leaves that they are at."""
+        held = tuple((group, group.held) for group in self.groups if group.held is not None)
+        left = Turn(self._body, self._head, self.detour, held)
+        for group, _ in held:
+            group.held = None
+        self._body, self._head, self.detour, others = turn
+        for group, of_others in others:
+            group.held = of_others
+        return left
 
     def linear(self, slices: Slices, y: Tensor, x: Tensor) -> Tensor:
         """Return ``y [..., out]`` of the base, whose memory is used, as each row's adapter has it

@@ -117,6 +117,8 @@ class ColdOutput(NamedTuple):
     token_id: int | None = None
     """What was drawn, if it is done and its chunk samples; failures and log-probabilities are in
     `StepOutput`."""
+    host_ms: float = 0.0
+    """How long it has waited for what the host computes, so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

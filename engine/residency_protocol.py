@@ -4,12 +4,16 @@ from typing import Literal
 
 import msgspec
 
+from loraplex.adapters.residency_counts import Cause, Route, TierName
+
 Tier = Literal["store", "host", "loading", "device"]
 """The nearest place that has all of an adapter; `loading`: it is on its way to the device."""
 Why = Literal["used", "awaited", "pinned", "floor", "prefetched", "kept"]
 """Why an adapter is where it is, the strongest reason: requests run on it; requests wait for it; it
 is pinned; its tenant's floor protects it; it was prefetched, and no request has needed it yet;
 nothing else has needed the memory."""
+Source = Literal["store", "host"]
+"""Where a load comes from."""
 
 
 class Pin(msgspec.Struct, frozen=True, array_like=True):
@@ -72,12 +76,68 @@ class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
     """Since a request used it last; None if none did since it came to the device."""
 
 
+class PrefetchTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of prefetches; what is neither claimed nor wasted is still there."""
+
+    num_started: int = 0
+    num_claimed: int = 0
+    num_wasted: int = 0
+    wasted_bytes: int = 0
+
+
+class SinceStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What has happened since the worker's start; what is missing has not happened."""
+
+    routes: dict[Route, int] = {}
+    """Requests that began to run on an adapter, by how they came to."""
+    loads: dict[Source, int] = {}
+    """Loads that were started, prefetches too."""
+    prefetches: PrefetchTotals = PrefetchTotals()
+    evictions: dict[TierName, dict[Cause, int]] = {}
+
+
+class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The way from the host to the device, over which adapters are copied."""
+
+    limit_bytes_per_s: float | None = None
+    """What it is throttled to; None if it is not."""
+    measured_bytes_per_s: float | None = None
+    """Of late; None before the first copy."""
+    in_flight_bytes: int = 0
+    """Of adapters that are on their way, what has not come."""
+
+
+class ColdStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests fare now whose adapters are on their way."""
+
+    link: LinkStatus = LinkStatus()
+    num_passes: int = 0
+    """Requests that are computed meanwhile."""
+    num_assistants: int = 0
+    """Processes of the host that could compute adapters' parts."""
+
+
+class EvictedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One adapter that lost its memory in one tier."""
+
+    tenant: str
+    adapter: str
+    """Digest."""
+    tier: TierName
+    cause: Cause
+    ago_s: float
+
+
 class ResidencyReport(msgspec.Struct, frozen=True, tag="residency_report", kw_only=True):
     """Answer to `ResidencyQuery`."""
 
     query_id: int
     device: TierTotals
     host: TierTotals
+    since_start: SinceStart
+    cold: ColdStatus
+    last_evictions: tuple[EvictedRow, ...]
+    """The newest first, a bounded number of them."""
     adapters: tuple[AdapterRow, ...]
     """The nearest tier first, then the ones used last."""
     pins_version: int

@@ -11,9 +11,13 @@ from torch import Tensor
 
 from loraplex.adapters.base_shapes import BaseShapes
 from loraplex.adapters.load_progress import LoadProgress
+from loraplex.adapters.placement import EarlyAdapter
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
+from loraplex.engine.assist_port import Assist
 from loraplex.engine.batch import BatchBuilder, BatchLayout, StepBatch
+from loraplex.engine.cold_pass import ColdPass
+from loraplex.engine.cold_passes import Advanced, Begun, ColdPasses
 from loraplex.engine.decode_graphs import (
     BUCKETS,
     MAX_KEYS,
@@ -26,11 +30,12 @@ from loraplex.engine.decode_graphs import (
 from loraplex.engine.fused import fused_forwards
 from loraplex.engine.kv_copies import KvCopies
 from loraplex.engine.kv_pages import release_blocks
-from loraplex.engine.launched import Launched, step_output
+from loraplex.engine.launched import Launched, PassDraw, step_output
+from loraplex.engine.linear_group import Detour
 from loraplex.engine.lora_rows import LoraRows
 from loraplex.engine.model import LoadedModel
-from loraplex.engine.plan import StepOutput, StepPlan
-from loraplex.engine.sampler import Draw, draw
+from loraplex.engine.plan import Chunk, StepOutput, StepPlan
+from loraplex.engine.sampler import NOTHING_DRAWN, Draw, draw
 from loraplex.kernels.attention import Attention, KvCache, KvLayout, Scoring, allocate_kv_cache
 from loraplex.kernels.attention_choice import choose_attention
 from loraplex.kernels.segment_buffers import SegmentBuffers
@@ -65,8 +70,10 @@ class ModelRunner:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
+        assist: Assist | None = None,
     ) -> None:
-        """Blocks are of ``block_size`` tokens; ``num_host_blocks`` hold what is swapped out."""
+        """Blocks are of ``block_size`` tokens; ``num_host_blocks`` hold what is swapped out.
+        ``assist`` computes on the host what of adapters is not on the device yet."""
         kernels = model.kernels
         cpu_lora = kernels.lora if kernels and kernels.lora.supports(model.dtype) else None
         self._model = model
@@ -93,6 +100,8 @@ class ModelRunner:
         self.num_steps = {False: 0, True: 0}
         """That were computed, by whether it was by a graph."""
         self._caches = _allocate(model, kv_layout, model.device)
+        self._assist = assist
+        self._passes = ColdPasses(self._begin_pass)
         self._copies = KvCopies(self._caches, _allocate(model, host_layout, torch.device("cpu")))
 
     @property
@@ -158,19 +167,19 @@ class ModelRunner:
         arriving: Mapping[AdapterKey, LoadProgress] = NOTHING_ARRIVES,
     ) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
-        del arriving
+        self._passes.take(plan.cold, arriving)
         return self._builder.build(plan, adapters)
 
     def launch(self, batch: StepBatch) -> Launched | StepBatch:
         """See `core.Runner`."""
         if not self.overlaps:
             return batch
-        return Launched.of(batch, self._draw(batch))
+        return Launched.of(batch, self._draw(batch), self._advance(batch))
 
     def collect(self, launched: Launched | StepBatch) -> StepOutput:
         """See `core.Runner`."""
         if isinstance(launched, StepBatch):
-            return step_output(launched, self._draw(launched))
+            return step_output(launched, self._draw(launched), self._advance(launched))
         return launched.output()
 
     def abandon(self) -> None:
@@ -178,6 +187,11 @@ class ModelRunner:
         if self._beside is not None:
             with suppress(RuntimeError):  # of the device, which the step has raised already
                 torch.cuda.synchronize(self._layout.device)
+        self._passes.give_up()
+
+    def close(self) -> None:
+        """Give up the passes that are under way: each has a thread."""
+        self.abandon()
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -237,13 +251,39 @@ class ModelRunner:
         self.num_steps[batch.graph is not None] += 1
         if batch.graph is not None:
             return batch.graph.logits(len(batch.places)).float()
-        step = _StepAttention(self._layout.attention, self._caches, batch.attention)
-        with self._lora.step(batch.body, batch.head):
-            logits = self._model.logits(batch.input_ids, batch.positions, batch.sampled_rows, step)
-        return _within_vocabulary(logits.float(), batch.head, self._model.vocab_size)
+        return self._forward(batch)
 
     def _draw(self, batch: StepBatch) -> Draw:
+        if not len(batch.input_ids):
+            return NOTHING_DRAWN
         return draw(self.logits(batch), batch.sampling)
+
+    def _begin_pass(self, chunk: Chunk, progress: LoadProgress) -> Begun:
+        early: EarlyAdapter = progress.early
+        batch = self._builder.build_pass(chunk, early.weights)
+        stream = torch.cuda.current_stream(self._layout.device) if self.overlaps else None
+
+        def forward(detour: Detour) -> Tensor:
+            # Both belong to a thread. Steps and passes are queued on one stream, in order.
+            with torch.inference_mode(), torch.cuda.stream(stream):
+                return self._forward(batch, detour)
+
+        return Begun(batch, ColdPass(self._lora, early, progress, forward, self._assist))
+
+    def _advance(self, batch: StepBatch) -> list[PassDraw]:
+        return [self._pass_draw(each) for each in self._passes.advance(batch.cold)]
+
+    @torch.inference_mode()
+    def _pass_draw(self, advanced: Advanced) -> PassDraw:
+        batch, logits = advanced.begun.batch, advanced.begun.cold_pass.logits
+        drawn = None if logits is None else draw(logits, batch.sampling)
+        return PassDraw(advanced.key, advanced.output, batch, drawn)
+
+    def _forward(self, batch: StepBatch, detour: Detour | None = None) -> Tensor:
+        step = _StepAttention(self._layout.attention, self._caches, batch.attention)
+        with self._lora.step(batch.body, batch.head, detour):
+            logits = self._model.logits(batch.input_ids, batch.positions, batch.sampled_rows, step)
+        return _within_vocabulary(logits.float(), batch.head, self._model.vocab_size)
 
     @torch.inference_mode()
     def _forward_inputs(self, inputs: GraphInputs) -> Tensor:

@@ -82,6 +82,10 @@ class _Found:
     ids: Tensor
 
 
+NOTHING_DRAWN = Draw(torch.zeros(0, dtype=torch.int64), torch.zeros(0), None)
+"""Of no rows."""
+
+
 def sample(logits: Tensor, options: SamplingRows) -> SampledRows:
     """Draw one token per row of `logits` [rows, vocab], float32. −∞ forbids a token."""
     return read(draw(logits, options), options)

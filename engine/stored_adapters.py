@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from loraplex.adapters import placement, weights
 from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.outline import Outlines
+from loraplex.adapters.own_pages import HostPages
 from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.runner import ModelRunner
@@ -18,6 +19,8 @@ class StoredAdapters:
     store: Store
     runner: ModelRunner
     outlines: Outlines = field(default_factory=Outlines)
+    shares: bool = False
+    """What the host has can be mapped by other processes."""
 
     def read(self, digest: str) -> VerifiedAdapter:
         """See `weights.read`; laid out as the runner's kernels read it."""
@@ -50,7 +53,7 @@ class StoredAdapters:
             digest,
             model.shapes,
             model.weights,
-            pins=model.device.type == "cuda",
+            pages=HostPages(pins=model.device.type == "cuda", shares=self.shares),
             transposes_b=transposes_b,
             outlines=self.outlines,
         )

@@ -21,6 +21,10 @@ class Arrival:
     route: LoadRoute = "store"
     seconds: float = 0.0
     """From its start in a plan to its end."""
+    num_bytes: int = 0
+    """That were copied to the device."""
+    copy_s: float = 0.0
+    """That the copy alone took: without reading, and without waiting for others and for grants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ class AdapterTransfers(Protocol):
 
     def start(self, plan: StepPlan) -> None:
         """Give up the memory of what the plan evicts, on its way or there; then start its loads
-        and prefetches, and treat prefetches that it claims as loads. Never waits."""
+        and prefetches, treat prefetches that it claims as loads, and let so many bytes be copied
+        as it says. Never waits."""
         ...
 
     def arrivals(self) -> list[Arrival]:

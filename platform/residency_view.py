@@ -1,17 +1,22 @@
 """What is where in the worker's memory, with the names that people know: for the admin API and
 `loraplex adapter top`."""
 
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex.adapters.registry.model_names import names_of_adapters, names_of_tenants
+from loraplex.adapters.residency_counts import CAUSES, Cause, Route, TierName
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.residency_protocol import (
     AdapterRow,
+    EvictedRow,
+    LinkStatus,
     Pin,
     ResidencyReport,
+    SinceStart,
+    Source,
     Tier,
     TierTotals,
     Why,
@@ -70,6 +75,64 @@ class ResidentView(AdapterNameView):
     """Since a request used it last; null if none did since it came to the device."""
 
 
+class PrefetchesView(BaseModel):
+    """What became of prefetches; what is neither claimed nor wasted is still there."""
+
+    num_started: int
+    num_claimed: int
+    num_wasted: int
+    wasted_bytes: int
+
+
+class SinceStartView(BaseModel):
+    """What has happened since the worker's start."""
+
+    routes: dict[Route, int]
+    """Requests that began to run on an adapter, by how they came to."""
+    loads: dict[Source, int]
+    """Loads that were started, prefetches too, by where they came from."""
+    prefetches: PrefetchesView
+    evictions: dict[TierName, dict[Cause, int]]
+
+    @classmethod
+    def of(cls, seen: SinceStart) -> Self:
+        """Show it, with zeros for what has not happened."""
+        prefetches = seen.prefetches
+        return cls(
+            routes={route: seen.routes.get(route, 0) for route in get_args(Route)},
+            loads={source: seen.loads.get(source, 0) for source in get_args(Source)},
+            prefetches=PrefetchesView(
+                num_started=prefetches.num_started,
+                num_claimed=prefetches.num_claimed,
+                num_wasted=prefetches.num_wasted,
+                wasted_bytes=prefetches.wasted_bytes,
+            ),
+            evictions={
+                tier: {cause: seen.evictions.get(tier, {}).get(cause, 0) for cause in causes}
+                for tier, causes in CAUSES.items()
+            },
+        )
+
+
+class LinkView(BaseModel):
+    """The way from the host to the device, over which adapters are copied."""
+
+    limit_bytes_per_s: float | None
+    """What it is throttled to; null if it is not."""
+    measured_bytes_per_s: float | None
+    """Of late; null before the first copy."""
+    in_flight_bytes: int
+    """Of adapters that are on their way, what has not come."""
+
+
+class EvictedView(AdapterNameView):
+    """One adapter that lost its memory in one tier."""
+
+    tier: TierName
+    cause: Cause
+    ago_s: float
+
+
 class RefusedView(BaseModel):
     """Promises that do not hold, since they would take too much."""
 
@@ -87,6 +150,14 @@ class ResidencyView(BaseModel):
     tiers: TiersView
     adapters: list[ResidentView]
     """The nearest tier first, then the ones used last."""
+    since_start: SinceStartView
+    link: LinkView
+    num_cold_passes: int
+    """Requests that are computed while their adapters are on their way."""
+    num_assistants: int
+    """Processes of the host that could compute adapters' parts meanwhile."""
+    last_evictions: list[EvictedView]
+    """The newest first, 64 at most."""
     refused: RefusedView
 
 
@@ -94,12 +165,13 @@ async def residency_view(session: AsyncSession, report: ResidencyReport) -> Resi
     """Put the names to a report."""
     keys = [AdapterKey(row.tenant, row.adapter) for row in report.adapters]
     keys += [AdapterKey(pin.tenant, pin.adapter) for pin in report.refused_pins]
+    keys += [AdapterKey(gone.tenant, gone.adapter) for gone in report.last_evictions]
     models = await names_of_adapters(session, keys)
     ids = [*(key.tenant for key in keys), *report.refused_floors]
     ids += report.refused_host_floors
     tenants = await names_of_tenants(session, ids)
 
-    def named(each: AdapterRow | Pin) -> AdapterNameView:
+    def named(each: AdapterRow | Pin | EvictedRow) -> AdapterNameView:
         key = AdapterKey(each.tenant, each.adapter)
         return AdapterNameView(
             tenant=tenants.get(key.tenant, key.tenant), model=models.get(key), digest=key.digest
@@ -108,12 +180,29 @@ async def residency_view(session: AsyncSession, report: ResidencyReport) -> Resi
     return ResidencyView(
         tiers=TiersView(device=TierView.of(report.device), host=TierView.of(report.host)),
         adapters=[_resident(named(row), row) for row in report.adapters],
+        since_start=SinceStartView.of(report.since_start),
+        link=_link(report.cold.link),
+        num_cold_passes=report.cold.num_passes,
+        num_assistants=report.cold.num_assistants,
+        last_evictions=[_evicted(named(gone), gone) for gone in report.last_evictions],
         refused=RefusedView(
             pins=[named(pin) for pin in report.refused_pins],
             floors=[tenants.get(tenant, tenant) for tenant in report.refused_floors],
             host_floors=[tenants.get(tenant, tenant) for tenant in report.refused_host_floors],
         ),
     )
+
+
+def _link(link: LinkStatus) -> LinkView:
+    return LinkView(
+        limit_bytes_per_s=link.limit_bytes_per_s,
+        measured_bytes_per_s=link.measured_bytes_per_s,
+        in_flight_bytes=link.in_flight_bytes,
+    )
+
+
+def _evicted(name: AdapterNameView, gone: EvictedRow) -> EvictedView:
+    return EvictedView(**name.model_dump(), tier=gone.tier, cause=gone.cause, ago_s=gone.ago_s)
 
 
 def _resident(name: AdapterNameView, row: AdapterRow) -> ResidentView:

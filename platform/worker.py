@@ -20,11 +20,13 @@ from loraplex.adapters.opened_store import open_store
 from loraplex.adapters.residency import HostMemory, Residency
 from loraplex.adapters.sizes import MAX_HEADS, StoredSizes, sizes_of_head
 from loraplex.engine import memory
+from loraplex.engine.adapter_metrics import CopyCollector
 from loraplex.engine.added_tokens import transcripts
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
 from loraplex.engine.config import SchedulerConfig, Targets
+from loraplex.engine.copy_link import CopyLink
 from loraplex.engine.core import Engine, StepReport
 from loraplex.engine.cost import CostModel
 from loraplex.engine.cost_metrics import CostCollector
@@ -184,6 +186,7 @@ async def _compose(
     mailbox = parts.mailbox
     registry = CollectorRegistry()
     registry.register(CostCollector(costs.model))
+    registry.register(CopyCollector(parts.transfers.link))
     registry.register(GraphCollector(runner.num_steps))
     metrics = WorkerMetrics(registry, parts.scheduler, parts.residency)
     info = ModelInfo(
@@ -255,13 +258,20 @@ def compose_engine(
     config = scheduler_config(settings, sizes, model.vocab_size)
     config = replace(config, copy_ms_per_block=runner.measure_copy_ms())
     stored = StoredAdapters(store, runner)
-    transfers = Transfers(stored, mailbox.wake)
+    transfers = Transfers(stored, mailbox.wake, link=_copy_link(settings))
     new_text = transcripts(Tokenizer.from_buffer(tokenizer_json), transfers.resident)
     scheduler = _scheduler(settings, model, config, residency, new_text, costs)
     told = adapter_sizes.told
     engine = Engine(mailbox, scheduler, residency, transfers, runner, told, clock)
     intake = Intake(mailbox, adapter_sizes)
     return EngineParts(engine, mailbox, intake, scheduler, residency, transfers, stored)
+
+
+def _copy_link(settings: Settings) -> CopyLink:
+    limit = settings.adapter_copy_bytes_per_s
+    told = "as fast as memory goes" if limit is None else f"by {limit / 1e6:g} MB a second at most"
+    _log.info("adapters are copied to the device %s", told)
+    return CopyLink(limit)
 
 
 def scheduler_config(

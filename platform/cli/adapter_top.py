@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.error import HTTPError, URLError
@@ -29,6 +29,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _MIB = 1024 * 1024
 _COLUMNS = ("MODEL", "TIER", "WHY", "DEVICE MIB", "HOST MIB", "LEASES", "WAITING", "IDLE S")
 _CLEAR = "\x1b[H\x1b[2J"
+_NUM_EVICTIONS_SHOWN = 5
 
 Document = dict[str, Any]
 
@@ -156,6 +157,8 @@ def _print(seen: Document, *, clears: bool) -> None:
         typer.echo(
             f"{name:<6}  {held:,.1f} of {capacity:,.1f} MiB, {tier['num_adapters']} adapters"
         )
+    for line in _activity(seen):
+        typer.echo(line)
     refused = seen["refused"]
     for pin in refused["pins"]:
         typer.echo(f"not pinned, since it would take too much: {pin['model'] or pin['digest']}")
@@ -167,10 +170,55 @@ def _print(seen: Document, *, clears: bool) -> None:
     print_table(_COLUMNS, map(_row, seen["adapters"]), "No adapter is in memory or awaited.")
 
 
+def _activity(seen: Document) -> Iterator[str]:
+    """How requests came to their adapters, how fast those come, and what went for what."""
+    since = seen["since_start"]
+    routes = since["routes"]
+    num_all = sum(routes.values())
+    shares = (
+        f"{route} {num:,} ({100 * num / num_all:.0f} %)" for route, num in routes.items() if num
+    )
+    yield f"routes  {', '.join(shares) or 'no request ran on an adapter yet'}"
+    yield f"link    {_link(seen)}"
+    loads, prefetches = since["loads"], since["prefetches"]
+    yield (
+        f"loads   {loads['store']:,} from the store, {loads['host']:,} from the host; prefetches "
+        f"{prefetches['num_started']:,}: {prefetches['num_claimed']:,} needed, "
+        f"{prefetches['num_wasted']:,} wasted"
+    )
+    gone = (
+        f"{tier}: {cause} {num:,}"
+        for tier, causes in since["evictions"].items()
+        for cause, num in causes.items()
+        if num
+    )
+    yield f"evicted {', '.join(gone) or 'nothing yet'}"
+    for each in seen["last_evictions"][:_NUM_EVICTIONS_SHOWN]:
+        why = f"from {each['tier']} ({each['cause']})"
+        yield f"        {_name(each)} {why}, {each['ago_s']:.1f} s ago"
+
+
+def _link(seen: Document) -> str:
+    link = seen["link"]
+    limit, measured = link["limit_bytes_per_s"], link["measured_bytes_per_s"]
+    parts = [
+        "not measured yet" if measured is None else f"{measured / _MIB:,.1f} MiB/s of late",
+        "not throttled" if limit is None else f"throttled to {limit / _MIB:,.1f} MiB/s",
+        f"{link['in_flight_bytes'] / _MIB:,.1f} MiB on their way",
+        f"{seen['num_cold_passes']} requests computed meanwhile",
+        f"{seen['num_assistants']} assist processes ready",
+    ]
+    return ", ".join(parts)
+
+
+def _name(each: Document) -> str:
+    return str(each["model"] or f"{each['tenant']}: {each['digest'][:20]}")
+
+
 def _row(each: Document) -> tuple[object, ...]:
     loaded = each["loaded_percent"]
     return (
-        each["model"] or f"{each['tenant']}: {each['digest'][:20]}",
+        _name(each),
         each["tier"] if loaded is None else f"{each['tier']} {loaded} %",
         f"{each['why']}, pinned" if each["is_pinned"] and each["why"] != "pinned" else each["why"],
         round(each["device_bytes"] / _MIB, 1),

@@ -28,6 +28,7 @@ def test_loads_are_told_by_route_failures_and_evictions_by_cause_memory_by_tier(
         residency.start_load(key, 4)
         residency.finish_load(key)
     residency.acquire(A)
+    residency.counts.count_route("layer-wise")
     residency.drop(B)
     residency.reserve(Reservations(1, {A: 9}))
     corrupt = AdapterCorrupt("d", "cut short")
@@ -48,6 +49,8 @@ def test_loads_are_told_by_route_failures_and_evictions_by_cause_memory_by_tier(
     assert value("adapter_evictions_total", tier="device", cause="load") == 2
     assert value("adapter_evictions_total", tier="host", cause="drop") == 1
     assert value("adapter_uses_total") == 1
+    assert value("adapter_routes_total", route="layer-wise") == 1
+    assert value("adapter_routes_total", route="assist") == 0
     assert value("adapter_drops_total") == 1
     assert value("adapter_bytes", state="held") == 4
     assert value("host_adapter_bytes", state="held") == 3

@@ -34,7 +34,13 @@ from loraplex.engine.protocol import (
     Usage,
     Verify,
 )
-from loraplex.engine.residency_protocol import Pins, ResidencyReport, TierTotals
+from loraplex.engine.residency_protocol import (
+    ColdStatus,
+    Pins,
+    ResidencyReport,
+    SinceStart,
+    TierTotals,
+)
 
 
 def explained(request_id: str) -> Explained:
@@ -70,6 +76,9 @@ def residency_report(query_id: int) -> ResidencyReport:
         query_id=query_id,
         device=totals,
         host=totals,
+        since_start=SinceStart(),
+        cold=ColdStatus(),
+        last_evictions=(),
         adapters=(),
         pins_version=0,
         refused_pins=(),

@@ -4,6 +4,7 @@ import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +17,17 @@ from typer.testing import CliRunner
 from loraplex.adapters.registry.tables import Adapter, AdapterVersion
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.frames import UnixAddress
-from loraplex.engine.residency_protocol import AdapterRow, Pin, ResidencyReport, TierTotals
+from loraplex.engine.residency_protocol import (
+    AdapterRow,
+    ColdStatus,
+    EvictedRow,
+    LinkStatus,
+    Pin,
+    PrefetchTotals,
+    ResidencyReport,
+    SinceStart,
+    TierTotals,
+)
 from loraplex.platform.adapter_pins import AdapterPins
 from loraplex.platform.cli import adapter_top
 from loraplex.platform.cli.main import app
@@ -77,6 +88,22 @@ def report(gateway: Gateway) -> ResidencyReport:
         device=TierTotals(capacity_bytes=10_000, held_bytes=2000, num_adapters=1),
         host=TierTotals(capacity_bytes=20_000, held_bytes=1030, num_adapters=2),
         adapters=(loading, unknown),
+        since_start=SinceStart(
+            routes={"resident": 90, "layer-wise": 9, "assist": 1},
+            loads={"host": 12},
+            prefetches=PrefetchTotals(num_started=3, num_claimed=2, wasted_bytes=7),
+            evictions={"device": {"kv": 2}},
+        ),
+        cold=ColdStatus(
+            link=LinkStatus(limit_bytes_per_s=5e8, in_flight_bytes=1000),
+            num_passes=2,
+            num_assistants=4,
+        ),
+        last_evictions=(
+            EvictedRow(
+                tenant=gateway.tenant.id, adapter=DIGEST, tier="host", cause="drop", ago_s=1.5
+            ),
+        ),
         pins_version=3,
         refused_pins=(Pin(gateway.tenant.id, DIGEST),),
         refused_floors=(gateway.tenant.id,),
@@ -132,6 +159,27 @@ async def test_an_operator_sees_what_is_where_by_the_names_that_people_know(
         "idle_s": None,
     }
     assert (unknown["tenant"], unknown["model"]) == ("nobody", None)
+    since = answer["since_start"]
+    assert since["routes"] == {
+        "resident": 90,
+        "prefetch": 0,
+        "wait": 0,
+        "join": 0,
+        "layer-wise": 9,
+        "assist": 1,
+    }
+    assert since["loads"] == {"store": 0, "host": 12}
+    prefetches = {"num_started": 3, "num_claimed": 2, "num_wasted": 0, "wasted_bytes": 7}
+    assert since["prefetches"] == prefetches
+    assert since["evictions"] == {
+        "device": {"load": 0, "prefetch": 0, "kv": 2, "drop": 0},
+        "host": {"load": 0, "drop": 0},
+    }
+    link = {"limit_bytes_per_s": 5e8, "measured_bytes_per_s": None, "in_flight_bytes": 1000}
+    assert answer["link"] == link
+    assert (answer["num_cold_passes"], answer["num_assistants"]) == (2, 4)
+    gone = {"tier": "host", "cause": "drop", "ago_s": 1.5}
+    assert answer["last_evictions"] == [known | gone]
     assert answer["refused"] == {"pins": [known], "floors": [name], "host_floors": [name]}
 
 
@@ -166,7 +214,26 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     }
     tier = {"capacity_bytes": 8 << 20, "held_bytes": 2 << 20, "num_adapters": 1}
     refused = {"pins": [], "floors": ["globex"], "host_floors": ["globex"]}
-    document = {"tiers": {"device": tier, "host": tier}, "adapters": [adapter], "refused": refused}
+    names = {"tenant": "acme", "model": "acme/mail@1", "digest": DIGEST}
+    document = {
+        "tiers": {"device": tier, "host": tier},
+        "adapters": [adapter],
+        "since_start": {
+            "routes": {"resident": 90, "prefetch": 0, "wait": 0, "layer-wise": 9, "assist": 1},
+            "loads": {"store": 3, "host": 1200},
+            "prefetches": {"num_started": 4, "num_claimed": 2, "num_wasted": 1, "wasted_bytes": 9},
+            "evictions": {"device": {"load": 7, "kv": 0}, "host": {"drop": 1}},
+        },
+        "link": {
+            "limit_bytes_per_s": 512 << 20,
+            "measured_bytes_per_s": None,
+            "in_flight_bytes": 1 << 20,
+        },
+        "num_cold_passes": 2,
+        "num_assistants": 4,
+        "last_evictions": [names | {"tier": "device", "cause": "load", "ago_s": 1.25}] * 9,
+        "refused": refused,
+    }
     monkeypatch.setattr(adapter_top, "_of_gateway", lambda *_: lambda: document)
     return document
 
@@ -182,10 +249,31 @@ def test_top_prints_a_table_for_people(seen: dict[str, object]) -> None:
     assert lines[0] == "device  2.0 of 8.0 MiB, 1 adapters"
     assert "no floor, since it would take too much: globex" in lines
     assert "no floor of the host, since it would take too much: globex" in lines
+    routes = "routes  resident 90 (90 %), layer-wise 9 (9 %), assist 1 (1 %)"
+    assert routes in lines
+    assert (
+        "link    not measured yet, throttled to 512.0 MiB/s, 1.0 MiB on their way, "
+        "2 requests computed meanwhile, 4 assist processes ready"
+    ) in lines
+    assert (
+        "loads   3 from the store, 1,200 from the host; prefetches 4: 2 needed, 1 wasted"
+    ) in lines
+    assert "evicted device: load 7, host: drop 1" in lines
+    assert sum("acme/mail@1 from device (load), 1.2 s ago" in line for line in lines) == 5
     assert lines[-1].split() == [
         *("acme/support@3", "loading", "50", "%", "awaited,", "pinned"),
         *("2", "1", "1", "2", "1.2"),
     ]
+
+
+def test_top_says_that_nothing_has_happened_yet(seen: dict[str, Any]) -> None:
+    since = seen["since_start"]
+    since["routes"], since["evictions"] = {"resident": 0}, {"device": {"load": 0}}
+    seen["link"] = {"limit_bytes_per_s": None, "measured_bytes_per_s": 3e9, "in_flight_bytes": 0}
+    lines = top("--url", "http://x", "--key-file", "k").stdout.splitlines()
+    assert "routes  no request ran on an adapter yet" in lines
+    assert "evicted nothing yet" in lines
+    assert any(line.startswith("link    2,861.0 MiB/s of late, not throttled, ") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""The passes that are under way."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from loraplex.adapters.load_progress import LoadProgress
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.batch import StepBatch
+from loraplex.engine.cold_pass import ColdPass
+from loraplex.engine.plan import Chunk, ColdChunk, ColdOutput
+
+
+class Begun(NamedTuple):
+    """A pass, and the rows that it computes."""
+
+    batch: StepBatch
+    cold_pass: ColdPass
+
+
+Begin = Callable[[Chunk, LoadProgress], Begun]
+"""Makes the pass of a chunk whose adapter may be used early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """What became of a pass in one step."""
+
+    key: str
+    """`Request.key`."""
+    output: ColdOutput
+    begun: Begun
+
+
+class ColdPasses:
+    """Passes of one engine, by `Request.key`; belong to its thread. Each may rest in a thread of
+    its own until it is done or `give_up` ends it."""
+
+    def __init__(self, begin: Begin) -> None:
+        self._begin = begin
+        self._under_way: dict[str, tuple[Chunk, Begun]] = {}
+
+    def take(
+        self, listed: Sequence[ColdChunk], arriving: Mapping[AdapterKey, LoadProgress]
+    ) -> None:
+        """Begin those that are new; give up those that are listed no longer."""
+        chunks = {cold.chunk.request_id: cold.chunk for cold in listed}
+        for key, (chunk, begun) in tuple(self._under_way.items()):
+            if chunks.get(key) != chunk:
+                del self._under_way[key]
+                begun.cold_pass.give_up()
+        for key, chunk in chunks.items():
+            if key not in self._under_way:
+                assert chunk.adapter is not None, "the base model is always there"
+                self._under_way[key] = chunk, self._begin(chunk, arriving[chunk.adapter])
+
+    def advance(self, listed: Sequence[ColdChunk]) -> list[Advanced]:
+        """Have all of `listed` go on, in this order; then wait for layers, where a pass may.
+
+        Raises:
+            Exception: what a forward pass raised.
+        """
+        outputs = {cold.chunk.request_id: self._advance(cold, 0.0) for cold in listed}
+        waited_ms = 0.0
+        for cold in listed:
+            key = cold.chunk.request_id
+            wait_ms = cold.wait_ms - waited_ms
+            if wait_ms > 0 and not outputs[key].is_done:
+                before_ms = self._pass(cold).waited_ms
+                outputs[key] = self._advance(cold, wait_ms)
+                waited_ms += self._pass(cold).waited_ms - before_ms
+        return [self._ended(cold, outputs[cold.chunk.request_id]) for cold in listed]
+
+    def give_up(self) -> None:
+        """End all of them where they stand."""
+        while self._under_way:
+            _, (_, begun) = self._under_way.popitem()
+            begun.cold_pass.give_up()
+
+    def _pass(self, cold: ColdChunk) -> ColdPass:
+        return self._under_way[cold.chunk.request_id][1].cold_pass
+
+    def _advance(self, cold: ColdChunk, wait_ms: float) -> ColdOutput:
+        return self._pass(cold).advance(
+            cold.until_layer, may_assist=cold.may_assist, wait_ms=wait_ms
+        )
+
+    def _ended(self, cold: ColdChunk, output: ColdOutput) -> Advanced:
+        key = cold.chunk.request_id
+        _, begun = self._under_way[key]
+        if output.is_done:
+            del self._under_way[key]
+        return Advanced(key, output, begun)

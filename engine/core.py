@@ -19,7 +19,7 @@ from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox, Withdrawn
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
-from loraplex.engine.residency_protocol import ColdStatus, Pins
+from loraplex.engine.residency_protocol import ColdStatus, Pins, Warm
 from loraplex.engine.residency_report import report_of
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
@@ -201,15 +201,28 @@ class Engine(Generic[Batch]):
         for submit in self._mailbox.take_submits():
             self._accept(submit)
 
-    def _tend(self, message: Drop | Pins | Inspection) -> None:
+    def _tend(self, message: Drop | Pins | Warm | Inspection) -> None:
         """What is about adapters rather than requests."""
         if isinstance(message, Drop):
             self._drop(AdapterKey(message.tenant, message.adapter))
         elif isinstance(message, Pins):
             self._reserve(message)
+        elif isinstance(message, Warm):
+            self._warm(message)
         else:
-            report = report_of(self._residency, ColdStatus(), self._clock(), message.query_id)
-            message.reply(report)
+            now, query_id, only = self._clock(), message.query_id, message.only
+            message.reply(report_of(self._residency, ColdStatus(), now, query_id, only))
+
+    def _warm(self, hint: Warm) -> None:
+        """Expect a use. What cannot be read is told to its first request, as if there were none."""
+        try:
+            num_bytes = self._adapter_sizes(hint.adapter).device_bytes
+        except Exception as error:  # noqa: BLE001  a hint must not break a step
+            _log.warning("adapter %s is not warmed: it cannot be read: %s", hint.adapter, error)
+            return
+        key, until_s = AdapterKey(hint.tenant, hint.adapter), self._clock() + hint.ttl_s
+        if not self._scheduler.prefetch.warm(key, num_bytes, until_s):
+            _log.warning("tenant %s has too many open hints; one is ignored", hint.tenant)
 
     def _drop(self, key: AdapterKey) -> None:
         self._residency.drop(key)

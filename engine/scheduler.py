@@ -79,7 +79,7 @@ class Scheduler:
         self._lengths = lengths
         self._step_budget = StepBudget(costs, config)
         self._loads = Loads(residency, config.max_transfer_bytes)
-        self._prefetch = Prefetch(residency, self._loads, config.prefetch)
+        self.prefetch = Prefetch(residency, self._loads, config.prefetch)
         self._outlook = Outlook(config, self.blocks, residency, self._loads, costs, lengths)
         self._border = Border(config, self._pool, residency, self._loads)
         self._preemption = Preemption(
@@ -195,7 +195,7 @@ class Scheduler:
         self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
         self._plan_yielding(draft)
-        self._prefetch.start(self._waiting.upcoming(), draft)
+        self.prefetch.start(self._waiting.upcoming(), draft, now)
         self._loads.order(draft)
         return draft.plan(self._step)
 

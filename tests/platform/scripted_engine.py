@@ -36,10 +36,13 @@ from loraplex.engine.protocol import (
 )
 from loraplex.engine.residency_protocol import (
     ColdStatus,
+    Pin,
     Pins,
     ResidencyReport,
     SinceStart,
+    Tier,
     TierTotals,
+    Warm,
 )
 
 
@@ -185,6 +188,7 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.dropped: list[tuple[str, str]] = []
         self.pins: Pins | None = None
+        self.hints: list[Warm] = []
         self.report = residency_report(0)
         self.journaled = ScriptedJournal()
         self.journal_failure = ""
@@ -257,6 +261,16 @@ class ScriptedEngine:
 
     def pin(self, pins: Pins) -> None:
         self.pins = pins
+
+    def warm(self, hint: Warm) -> None:
+        self.hints.append(hint)
+
+    async def tier(self, tenant: str, adapter: str) -> Tier | None:
+        if not self.is_connected:
+            return None
+        asked = Pin(tenant, adapter)
+        rows = (row for row in self.report.adapters if Pin(row.tenant, row.adapter) == asked)
+        return next((row.tier for row in rows), "store")
 
     async def residency(self) -> ResidencyReport | None:
         return self.report if self.is_connected else None

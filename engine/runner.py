@@ -79,6 +79,7 @@ class ModelRunner:
         self._model = model
         self._lora = model.lora
         self.block_size = block_size
+        self.assist = assist
         kv_layout = KvLayout(num_blocks, block_size)
         host_layout = KvLayout(num_host_blocks, block_size)
         self._layout = BatchLayout(
@@ -100,7 +101,6 @@ class ModelRunner:
         self.num_steps = {False: 0, True: 0}
         """That were computed, by whether it was by a graph."""
         self._caches = _allocate(model, kv_layout, model.device)
-        self._assist = assist
         self._passes = ColdPasses(self._begin_pass)
         self._copies = KvCopies(self._caches, _allocate(model, host_layout, torch.device("cpu")))
 
@@ -268,7 +268,7 @@ class ModelRunner:
             with torch.inference_mode(), torch.cuda.stream(stream):
                 return self._forward(batch, detour)
 
-        return Begun(batch, ColdPass(self._lora, early, progress, forward, self._assist))
+        return Begun(batch, ColdPass(self._lora, early, progress, forward, self.assist))
 
     def _advance(self, batch: StepBatch) -> list[PassDraw]:
         return [self._pass_draw(each) for each in self._passes.advance(batch.cold)]

@@ -8,12 +8,12 @@ from loraplex.adapters.residency import State
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.core import StepReport
 from loraplex.engine.protocol import Abort, Sampling, Submit
-from loraplex.engine.residency_protocol import Pin, Pins
+from loraplex.engine.residency_protocol import Pin, Pins, Warm
 from loraplex.platform.bench.adapters import BenchAdapter
 from loraplex.platform.bench.decode import TENANT
 from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.prompts import Prompts
-from loraplex.platform.bench.routes.plan import RESIDENT, Beside, RouteName
+from loraplex.platform.bench.routes.plan import HINTED, RESIDENT, Beside, RouteName
 from loraplex.platform.worker import EngineParts
 
 BESIDE_PROMPT_TOKENS = 8
@@ -23,8 +23,11 @@ _SETTLED = 3
 """Tokens that requests have decoded before a gap is measured."""
 _ALONE, _BESIDE, _WARM_UP = 1 << 22, 1 << 23, 1 << 24
 """Tell their prompts apart."""
-_MOST_PASSES = 4
-"""Over all adapters, once the host has them and before anything is measured."""
+_SAME, _MOST_WARM_UP = 3, 12
+"""Requests in a row that came the same way, after which nothing changes any more; those at most
+until then."""
+_HINT_TTL_S, _HINTED_WITHIN_S = 600.0, 60.0
+"""For how long a hint holds, and within which time it must have brought its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ class Times:
 class ColdEngine:
     """An engine that always goes the same way, or chooses; its requests come one at a time.
 
-    One adapter is pinned, for those that decode beside; of the others the device holds one, or all
-    where they are to be resident.
+    One adapter is pinned, for those that decode beside. The others come in turn, so that each was
+    pushed off the device since it was asked for last, or are all resident, or come by hints.
     """
 
     route: RouteName
@@ -54,16 +57,30 @@ class ColdEngine:
     _num_sent: int = field(default=0, init=False)
 
     def warm_up(self) -> int:
-        """Have the host read all adapters, and then ask until all of them come the same way; return
-        how many requests that took."""
+        """Have the host read all adapters, on a link that is not throttled, and then ask until all
+        come the same way; return how many requests that took.
+
+        Adapters that hints bring stay unread: what was used as often as what a hint is for is not
+        pushed out for it.
+        """
         self.parts.mailbox.put(Pins(version=1, pinned=(Pin(TENANT, self.pinned.digest),)))
         self._await(self.pinned)
+        if self.route == HINTED:
+            return 0
+        link = self.parts.transfers.link
+        throttle, link.limit_bytes_per_s = link.limit_bytes_per_s, None
         for adapter in self.cold:
             self._ask(adapter, self.prompts.draw(1, _WARM_UP, self._num_sent))
-        for _ in range(_MOST_PASSES):
-            if len({self._way(adapter) for adapter in self.cold}) == 1:
+        link.limit_bytes_per_s = throttle
+        ways: list[frozenset[str]] = []
+        while len(ways) < _MOST_WARM_UP:
+            adapter = self.cold[len(ways) % len(self.cold)]
+            ways.append(self._way(adapter))
+            is_settled = len(ways) >= _SAME and len({*ways[-_SAME:]}) == 1
+            # The first that is measured must not be the one that the device has.
+            if is_settled and adapter is not self.cold[0]:
                 break
-        return self._num_sent
+        return len(ways)
 
     @property
     def taken(self) -> Mapping[str, int]:
@@ -77,6 +94,9 @@ class ColdEngine:
     def alone(self, number: int) -> tuple[float, int]:
         """Time to the first token in ms, and that token, of a request that is alone."""
         adapter = self._cold(2 * number)
+        if self.route == HINTED:
+            self._hint(adapter)
+            self._await(adapter)
         return self._ask(adapter, self.prompts.draw(self.prompt_tokens, _ALONE, number))
 
     def beside(self, number: int, num_beside: int, times: Times) -> Beside:
@@ -89,6 +109,8 @@ class ColdEngine:
             watch.see(self._step())
         adapter = self._cold(2 * number + 1)
         watch.start()
+        if self.route == HINTED:
+            self._hint(adapter)
         while watch.now_s < times.arrival_s:
             watch.see(self._step())
         sent_s, comer = watch.now_s, self._comer(adapter, number)
@@ -115,15 +137,18 @@ class ColdEngine:
         return self._submit(adapter, self.prompts.draw(self.prompt_tokens, _BESIDE, number), 1)
 
     def _cold(self, number: int) -> BenchAdapter:
-        """The next adapter. The host must have it and the device not, or else it is resident."""
+        """The next adapter. The host has it and the device not, or it is resident, or a hint is to
+        bring it from wherever it is."""
         adapter = self.cold[number % len(self.cold)]
         state = self._state(adapter)
         wanted = State.RESIDENT if self.route == RESIDENT else State.ABSENT
         key = AdapterKey(TENANT, adapter.digest)
-        if state is not wanted or key not in self.parts.transfers.on_host:
+        is_near = self.route == HINTED or key in self.parts.transfers.on_host
+        if state is not wanted or not is_near:
             raise BenchFailed(
                 f"before a request of {self.route} its adapter is {state.name.lower()} on the "
-                f"device, where it must be {wanted.name.lower()}, and in the host's memory"
+                f"device, where it must be {wanted.name.lower()}"
+                + ("" if is_near else ", and the host has it no more")
             )
         return adapter
 
@@ -139,12 +164,18 @@ class ColdEngine:
                 return (perf_counter() - started) * 1e3, tokens.ids[0]
             self._rest(report)
 
+    def _hint(self, adapter: BenchAdapter) -> None:
+        self.parts.mailbox.put(Warm(TENANT, adapter.digest, _HINT_TTL_S))
+
     def _await(self, adapter: BenchAdapter) -> None:
+        ends_s = perf_counter() + _HINTED_WITHIN_S
         while True:
             report = self._step()
             if self._state(adapter) is State.RESIDENT:
                 return
-            self._rest(report)
+            if perf_counter() > ends_s:
+                raise BenchFailed(f"adapter {adapter.digest} has not come to the device by itself")
+            self._rest(report, 1.0)
 
     def _submit(self, adapter: BenchAdapter, prompt: tuple[int, ...], max_tokens: int) -> str:
         self._num_sent += 1
@@ -170,9 +201,9 @@ class ColdEngine:
             raise BenchFailed(f"a request failed: {report.events}")
         return report
 
-    def _rest(self, report: StepReport) -> None:
+    def _rest(self, report: StepReport, at_most_s: float | None = None) -> None:
         if not report.plan.num_requests:
-            self.parts.mailbox.wait()
+            self.parts.mailbox.wait(at_most_s)
 
 
 class _Watch:

@@ -23,7 +23,7 @@ from loraplex.platform.bench.routes.cold_engine import (
     BESIDE_TOKENS,
     ColdEngine,
 )
-from loraplex.platform.bench.routes.plan import RESIDENT, RouteName, RoutesPlan
+from loraplex.platform.bench.routes.plan import HINTED, RESIDENT, RouteName, RoutesPlan
 from loraplex.platform.bench.subject import Subject
 from loraplex.platform.settings import Settings
 from loraplex.platform.worker import scheduler_config
@@ -45,10 +45,13 @@ _SHAPES: Mapping[str, LlamaShape] = MappingProxyType(
         ),
     }
 )
-_NUM_COLD = 2
-"""Adapters that push each other off the device."""
-_ROOM = 2.5
-"""Adapters that the device has room for: the pinned one and one more, and no third."""
+MOST_ROUNDS = 16
+"""After more, adapters would have been used so often that a hint is worth less."""
+_LEAST_COLD, _MOST_COLD = 4, 16
+"""Adapters that push each other off the device: two for each round, as far as that."""
+_ROOM, _ROOM_FOR_HINTS = 2.5, 4.5
+"""Adapters that the device has room for: the pinned one and one more, and no third; hints may have
+a quarter of it."""
 _KV_SPARE = 1.25
 """The scheduler begins no request with the last free blocks."""
 
@@ -60,7 +63,7 @@ _MODES: Mapping[RouteName, EngineRoute] = MappingProxyType(
         "layer-wise": "layer-wise",
         "assist": "assist",
         "chosen": "choose",
-        "prefetch": "wait",
+        HINTED: "wait",
     }
 )
 
@@ -89,7 +92,8 @@ class Contenders:
             settings = settings.model_copy(update={"model": str(path)})
         model = load_base(settings)
         _require_room(model, plan)
-        pinned, *cold = write_adapters(model, folder, plan.seed, 1 + _NUM_COLD, (plan.rank,))
+        num_cold = min(max(_LEAST_COLD, 2 * plan.rounds), _MOST_COLD)
+        pinned, *cold = write_adapters(model, folder, plan.seed, 1 + num_cold, (plan.rank,))
         subject = Subject.of(
             model, _sizes(model, settings, plan), _settings(settings, folder, plan)
         )
@@ -104,7 +108,7 @@ class Contenders:
     @contextmanager
     def engine(self, route: RouteName, copy_bytes_per_s: int | None) -> Iterator[ColdEngine]:
         """An engine that goes one way, whose copies are no faster than told."""
-        room = len(self.cold) + 2 if route == RESIDENT else _ROOM
+        room = {RESIDENT: len(self.cold) + 2, HINTED: _ROOM_FOR_HINTS}.get(route, _ROOM)
         sizes = replace(
             self.subject.sizes,
             adapter_bytes=int(room * self.adapter_bytes),

@@ -11,8 +11,9 @@ RouteName = Literal["resident", "wait", "layer-wise", "assist", "chosen", "prefe
 """How requests come to run on their adapters: it is there; always by one route; by whichever is
 predicted to be the fastest; by a hint before they come."""
 RESIDENT: RouteName = "resident"
+HINTED: RouteName = "prefetch"
 FORCED: tuple[RouteName, ...] = ("wait", "layer-wise", "assist")
-ROUTES: tuple[RouteName, ...] = (RESIDENT, *FORCED, "chosen")
+ROUTES: tuple[RouteName, ...] = (RESIDENT, *FORCED, "chosen", HINTED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,6 @@ _SHAPES: Mapping[str, LlamaShape] = MappingProxyType(
         ),
     }
 )
-MOST_ROUNDS = 16
-"""After more, adapters would have been used so often that a hint is worth less."""
 _LEAST_COLD, _MOST_COLD = 4, 16
 """Adapters that push each other off the device: two for each round, as far as that."""
 _ROOM, _ROOM_FOR_HINTS = 2.5, 4.5

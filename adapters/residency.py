@@ -12,7 +12,8 @@ keeps no load from starting.
 
 A second request for an adapter that is loading joins that load; one key never loads twice at a
 time. Resident adapters without a lease may be evicted, by default those first that are worth least.
-A lease may be taken while the adapter is on its way, for a request that must find it when it comes.
+A lease may be taken while the adapter is on its way: for a request that must find it when it comes,
+or, once the adapter is *open*, for one that already runs on the layers that have come.
 
 What was prefetched is *unclaimed* until a request needs it. It takes memory from nobody: until then
 it may be evicted, on its way too, so that a prefetch never changes what `can_load`. Whoever copies
@@ -113,8 +114,8 @@ class Residency:
 
     @property
     def version(self) -> int:
-        """A number that changes with `state` of any adapter, and with `is_unclaimed` of any that is
-        on its way."""
+        """A number that changes with `state` of any adapter, and as one on its way is claimed or
+        becomes open."""
         return self._version
 
     def state(self, key: AdapterKey) -> State:
@@ -129,10 +130,9 @@ class Residency:
         entry = self._entries.get(key)
         return entry is not None and entry.is_unclaimed
 
-    def num_layers(self, key: AdapterKey) -> int:
-        """How many of its layers are on the device; 0 if it is absent."""
-        entry = self._entries.get(key)
-        return 0 if entry is None else entry.num_layers
+    def get(self, key: AdapterKey) -> Entry | None:
+        """How it stands on the device; nobody else changes it. None if it is absent."""
+        return self._entries.get(key)
 
     def loadable_bytes(self, tenant: str | None = None, *, is_prefetch: bool = False) -> int:
         """Bytes that one load for the tenant can take, once what it may evict is evicted. None:
@@ -214,15 +214,21 @@ class Residency:
         self._version += 1
         self.prefetched.claim(key)
 
-    def note_layers(self, key: AdapterKey, num_layers: int, of_layers: int) -> None:
-        """So many of its layers are on the device; never fewer than before, nor more than all."""
+    def note_layers(
+        self, key: AdapterKey, num_layers: int, of_layers: int, *, is_open: bool = False
+    ) -> None:
+        """So many of its layers are on the device; never fewer than before, nor more than all.
+        `is_open` if it may be used in part, which it may from then on."""
         entry = self._expect(key, State.LOADING)
         if not entry.num_layers <= num_layers <= of_layers:
             raise ResidencyViolation(
                 f"adapter {key.digest} has {entry.num_layers} layers; then it cannot have "
                 f"{num_layers} of {of_layers}"
             )
-        self._device.note_layers(key, num_layers, of_layers)
+        entry.num_layers, entry.of_layers = num_layers, of_layers
+        if is_open and not entry.is_open:
+            entry.is_open = True
+            self._version += 1
 
     def finish_load(self, key: AdapterKey) -> None:
         """The adapter arrived and may be leased."""
@@ -249,8 +255,11 @@ class Residency:
         self._device.lease(key, 1)
 
     def acquire(self, key: AdapterKey) -> None:
-        """Take a lease on a resident adapter, which keeps it from being evicted, and claims it."""
-        entry = self._expect(key, State.RESIDENT)
+        """Take a lease on an adapter that is resident, which claims it, or on its way, claimed and
+        open; it keeps it from being evicted."""
+        entry = self._entries.get(key)
+        if entry is None or not entry.is_usable:
+            entry = self._expect(key, State.RESIDENT)
         self._device.lease(key, 1)
         if entry.is_unclaimed:
             self._device.claim(key)

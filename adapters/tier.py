@@ -23,8 +23,22 @@ class Entry:
     """Layers of it that are there while it is on its way, and how many it has: 0 if that is not
     known yet."""
     of_layers: int = 0
+    is_open: bool = False
+    """On its way, and may be used in part."""
     used_s: float = 0.0
     """When it was leased or given back last."""
+
+    @property
+    def is_usable(self) -> bool:
+        """True if a request may run on it, or begin to on what has come."""
+        return self.is_there or (self.is_open and not self.is_unclaimed)
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes that have not come yet, by the number of its layers."""
+        if self.is_there or not self.of_layers:
+            return 0 if self.is_there else self.num_bytes
+        return self.num_bytes - self.num_bytes * self.num_layers // self.of_layers
 
     @property
     def is_evictable(self) -> bool:
@@ -179,11 +193,6 @@ class Tier:
         entry = self._entries[key]
         was_evictable, entry.is_pinned = entry.is_evictable, is_pinned
         self._shift(key, entry, was_evictable=was_evictable)
-
-    def note_layers(self, key: AdapterKey, num_layers: int, of_layers: int) -> None:
-        """So many of its layers are there, of so many."""
-        entry = self._entries[key]
-        entry.num_layers, entry.of_layers = num_layers, of_layers
 
     def use(self, key: AdapterKey, now_s: float) -> None:
         """It is used now, and so is the one that was used last."""

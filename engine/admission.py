@@ -47,8 +47,8 @@ class AdmissionView(Protocol):
     """What a policy may ask of the scheduler; nothing changes by asking. Times in ms."""
 
     def adapter_state(self, request: Request) -> State:
-        """Where its adapter is; RESIDENT for the base model, ABSENT while it is prefetched and no
-        request has needed it yet."""
+        """Where its adapter is; RESIDENT for the base model, and for one on whose way it may start;
+        ABSENT while it is prefetched and no request has needed it yet."""
         ...
 
     @property

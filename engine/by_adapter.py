@@ -25,7 +25,9 @@ class ByAdapter:
             if not requests:
                 del self._requests[request.adapter]
 
-    def of(self, adapters: Iterable[AdapterKey]) -> Iterator[Request]:
-        """Those on any of these adapters, of each in the order in which they were added."""
+    def of(self, adapters: Iterable[AdapterKey | None]) -> Iterator[Request]:
+        """Those on any of these adapters, of each in the order in which they were added; none of
+        the base model."""
         for adapter in adapters:
-            yield from self._requests.get(adapter, {}).values()
+            if adapter is not None:
+                yield from self._requests.get(adapter, {}).values()

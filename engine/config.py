@@ -80,6 +80,8 @@ class SchedulerConfig:
     min_learned_steps: int = 64
     """Steps from which the cost model has learned before its predictions bound a step."""
 
+    kv_block_bytes: int = 0
+    """Bytes of a KV block, which swapping it takes from those of adapters."""
     lent_block_bytes: int = 0
     """Bytes of a KV block, where blocks that nobody holds may be lent to adapters; 0 fixes the
     border between the two."""

@@ -53,6 +53,10 @@ class Runner(Protocol[Batch]):
         """True if a device computes between `launch` and `collect`, whatever the host does."""
         ...
 
+    def keep_passes(self, plan: StepPlan) -> None:
+        """Give up passes that the plan lists no longer; before anything that they use is."""
+        ...
+
     def copy(self, plan: StepPlan) -> None:
         """Copy the plan's KV blocks, those to the host first; before `build`."""
         ...
@@ -76,8 +80,9 @@ class Runner(Protocol[Batch]):
         ...
 
     def abandon(self) -> None:
-        """A step broke before it was collected: wait until the device computes nothing of it, for
-        what it uses may be given up next. Raises nothing."""
+        """A step broke before it was collected, or there will be none: wait until the device
+        computes nothing of it, for what it uses may be given up next, and give up all passes.
+        Raises nothing."""
         ...
 
 
@@ -130,6 +135,7 @@ class Engine(Generic[Batch]):
         self._take_messages()
         arrivals = self._take_arrivals()
         plan = self._scheduler.plan(self._clock())
+        self._runner.keep_passes(plan)
         self._transfers.start(plan)
         planned = perf_counter()
         try:
@@ -171,6 +177,10 @@ class Engine(Generic[Batch]):
         started = perf_counter()
         self._runner.copy(plan)
         return perf_counter() - started
+
+    def close(self) -> None:
+        """Give up what goes on from step to step; `step` is called no more."""
+        self._runner.abandon()
 
     @property
     def idle_s(self) -> float | None:
@@ -274,7 +284,8 @@ class Engine(Generic[Batch]):
             else:
                 self._residency.finish_load(arrival.key)
         for progress in self._transfers.progress():
-            self._residency.note_layers(progress.key, progress.num_layers, progress.of_layers)
+            key, num_layers, of_layers, is_open = progress
+            self._residency.note_layers(key, num_layers, of_layers, is_open=is_open)
         return tuple(arrivals)
 
     def _with_asides(self, events: Events) -> Events:

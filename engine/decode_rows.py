@@ -73,6 +73,8 @@ class DecodeRows:
         self._group_sizes = np.zeros(size + 1, np.int64)
         """Adapters of rows have numbers from 1, as small as can be: 16 bits sort fastest."""
         self._yields = np.zeros(size, np.bool_)
+        self._is_held = np.zeros(size, np.bool_)
+        """Whose adapter is not there yet."""
         self._has_spec = np.zeros(size, np.bool_)
         self._num_prompt_tokens = np.zeros(size, np.int64)
         self._sampling = np.zeros(size, SAMPLING)
@@ -98,8 +100,14 @@ class DecodeRows:
         """An empty selection."""
         self._no_decodes = no_decodes()
 
-    def join(self, request: Request, *, yields: bool) -> None:
-        """Take a running choice whose newest token alone is not in the KV cache."""
+    @property
+    def num_rows(self) -> int:
+        """Choices that have one."""
+        return len(self._tickets) - len(self._free)
+
+    def join(self, request: Request, *, yields: bool, is_held: bool = False) -> None:
+        """Take a running choice whose newest token alone is not in the KV cache. One that is held
+        is not selected until it goes on."""
         row = request.row = self._free.pop()
         submission, sampling = request.submission, request.submission.sampling
         self._requests[row], self._keys[row] = request, request.key
@@ -108,6 +116,7 @@ class DecodeRows:
         self._num_joined += 1
         self._groups[row] = self._join_group(request.adapter)
         self._yields[row] = yields
+        self._is_held[row] = is_held
         self._has_spec[row] = request.needs_spec
         self._num_prompt_tokens[row] = request.num_prompt_tokens
         self._sampling[row] = request.sampling_row
@@ -123,6 +132,11 @@ class DecodeRows:
         self._block_tables[row, :num_blocks] = request.block_table
         self._room[row] = num_blocks * self._block_size
         self._ends[self._end_ids(request)] += 1
+        self._selections.clear()
+
+    def go_on(self, request: Request) -> None:
+        """It is held no more."""
+        self._is_held[request.row] = False
         self._selections.clear()
 
     def leave(self, request: Request) -> None:
@@ -163,7 +177,7 @@ class DecodeRows:
         """Those that yield to all others, or those others: of too many the first admitted."""
         found = self._selections.get(yielding)
         if found is None:
-            is_there = (self._tickets >= 0) & (self._yields == yielding)
+            is_there = (self._tickets >= 0) & (self._yields == yielding) & ~self._is_held
             found = self._selections[yielding] = self._selection(is_there.nonzero()[0])
         if len(found) <= at_most:
             return found
@@ -178,7 +192,7 @@ class DecodeRows:
         num_rows = len(first) + len(second)
         if found is None or len(found) != num_rows:
             found = self._selection(np.concatenate((first.rows, second.rows)))
-            if num_rows == len(self._tickets) - len(self._free):
+            if num_rows == self.num_rows:
                 self._selections[None] = found
         return found
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from loraplex.engine.cold_starts import Ended
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.draft import Draft
 from loraplex.engine.events import Events
@@ -35,10 +36,15 @@ class Delivery:
         self._begin_to_decode = begin_to_decode
         self._blocks = blocks
 
-    def deliver(self, draft: Draft, output: StepOutput, events: Events) -> None:
-        """Advance those of whom something was computed; add what is to be told to `events`."""
+    def deliver(
+        self, draft: Draft, passes: Sequence[Ended], output: StepOutput, events: Events
+    ) -> None:
+        """Advance those of whom something was computed, `passes` that are done among them; add
+        what is to be told to `events`."""
         self._to_decodes(draft, output, events)
         self._to_prefills(draft, output, events)
+        for request, num_tokens, token_id in passes:
+            self._to_prompt(request, num_tokens, token_id, output, events)
 
     def _to_decodes(self, draft: Draft, output: StepOutput, events: Events) -> None:
         selection = draft.selection
@@ -63,13 +69,23 @@ class Delivery:
         token_ids = iter(output.token_ids[len(draft.selection) :].tolist())
         for request, chunk in zip(draft.prefilling, draft.chunks, strict=True):
             token_id = None if chunk.sample is None else next(token_ids)
-            if request.status is not Status.RUNNING:
-                continue  # another of its choices has failed
-            request.num_computed_tokens += len(chunk.token_ids)
-            request.submission.note_computed(request.num_computed_tokens)
-            self._blocks.enter(request)
-            if token_id is not None and self._take(request, token_id, output, events):
-                self._begin_to_decode(request)
+            self._to_prompt(request, len(chunk.token_ids), token_id, output, events)
+
+    def _to_prompt(
+        self,
+        request: Request,
+        num_tokens: int,
+        token_id: int | None,
+        output: StepOutput,
+        events: Events,
+    ) -> None:
+        if request.status is not Status.RUNNING:
+            return  # another of its choices has failed
+        request.num_computed_tokens += num_tokens
+        request.submission.note_computed(request.num_computed_tokens)
+        self._blocks.enter(request)
+        if token_id is not None and self._take(request, token_id, output, events):
+            self._begin_to_decode(request)
 
     def _take(self, request: Request, token_id: int, output: StepOutput, events: Events) -> bool:
         """Give a choice its next token, or fail its request without one; True if it goes on."""

@@ -1,6 +1,8 @@
 """The plan of one step while it is being made."""
 
 from collections import Counter
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -8,8 +10,30 @@ from loraplex.adapters.host_copies import HostOrders
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cost_features import Row, Rows, StepFeatures
 from loraplex.engine.decode_rows import DecodeRows
-from loraplex.engine.plan import BlockCopy, Chunk, Preempted, StepPlan
+from loraplex.engine.plan import BlockCopy, Chunk, ColdChunk, Preempted, StepPlan
 from loraplex.engine.request import Request
+
+
+class PassPart(NamedTuple):
+    """What a step computes of one pass on an adapter that is on its way."""
+
+    request: Request
+    num_tokens: int
+    """Of the chunk."""
+    start: int
+    part: float
+    """Of the layers."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a forward pass through all layers that are as much work; 1 at least."""
+        return max(1, ceil(self.num_tokens * self.part - 1e-9))
+
+    def row(self) -> Row:
+        """As a chunk of so many rows, which holds as much of the KV cache."""
+        start = self.start + self.num_tokens - self.num_rows
+        rank = self.request.submission.rank * self.part
+        return Row(self.num_rows, start, rank, is_decode=False)
 
 
 class Draft:
@@ -39,7 +63,22 @@ class Draft:
         """Of prompts."""
         self.prefilling: list[Request] = []
         """Whose `chunks` are; one that has two of them comes twice."""
+        self.cold: list[ColdChunk] = []
+        """All passes that are under way."""
+        self.passes: list[PassPart] = []
+        """What is computed of them."""
+        self.copy_bytes: int | None = None
         self._ends: dict[str, int] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the step computes nothing."""
+        return not (len(self.selection) or self.chunks or self.passes)
+
+    @property
+    def prompts(self) -> list[Request]:
+        """Whose the chunks of `rows` are, in their order."""
+        return [*self.prefilling, *(part.request for part in self.passes)]
 
     def computed(self, request: Request) -> int:
         """Tokens of a running choice that are in the KV cache after this step."""
@@ -56,13 +95,14 @@ class Draft:
         self.selection = self._decoding.both(self.selection, selection)
         self.decodes = self._decoding.decodes(self.selection)
 
-    def prefill(self, request: Request) -> None:
-        """Give the request as much of the step as it can use: two chunks, if it goes on behind the
-        position where its adapter begins to act. Attention writes the keys and values of all rows
-        before any row attends, so the later chunk finds what the earlier one computes.
+    def prefill(self, request: Request, until: int | None = None) -> None:
+        """Give the request as much of the step as it can use, up to position `until`: two chunks,
+        if it goes on behind the position where its adapter begins to act. Attention writes the keys
+        and values of all rows before any row attends, so the later chunk finds what the earlier one
+        computes.
         """
         start, act_from = request.num_computed_tokens, request.adapter_start
-        end = min(start + self.budget, request.num_tokens)
+        end = min(start + self.budget, request.num_tokens if until is None else until)
         if start < act_from:
             self._chunk(request, None, start, min(end, act_from))
         if end > act_from:
@@ -73,7 +113,8 @@ class Draft:
     def features(self, bytes_in_flight: int) -> StepFeatures:
         """The step so far, as the cost model sees it."""
         num_decodes, kv_tokens = len(self.decodes), int(self.decodes.positions.sum())
-        tokens = squared = context = 0
+        tokens = 0
+        squared = context = 0.0
         sum_rank = self.selection.sum_rank
         adapters: set[AdapterKey] = set()
         for chunk, request in zip(self.chunks, self.prefilling, strict=True):
@@ -88,6 +129,11 @@ class Draft:
             if adapter is not None and adapter not in adapters and self._run(adapter) is None:
                 adapters.add(adapter)
                 sum_rank += request.submission.rank
+        for request, num_tokens, start, part in self.passes:
+            squared += part * num_tokens * num_tokens
+            context += part * num_tokens * start
+            sum_rank += part * request.submission.rank
+        tokens += sum(part.num_rows for part in self.passes)
         return StepFeatures(
             num_tokens=num_decodes + tokens,
             num_decodes=num_decodes,
@@ -105,7 +151,7 @@ class Draft:
         selection = self.selection
         start, rank = self.decodes.positions.astype(np.float64), selection.rank_parts
         if not self.chunks:
-            return Rows(start, rank, ())
+            return Rows(start, rank, [part.row() for part in self.passes])
         runs = [None if c.adapter is None else self._run(c.adapter) for c in self.chunks]
         sharing = Counter(chunk.adapter for chunk in self.chunks)
         chunks = []
@@ -118,7 +164,7 @@ class Draft:
                 first = int(selection.roster.starts[run])
                 rank = rank.copy()
                 rank[first : first + others] = part
-        return Rows(start, rank, chunks)
+        return Rows(start, rank, [*chunks, *(part.row() for part in self.passes)])
 
     def plan(self, step: int) -> StepPlan:
         """The finished plan."""
@@ -136,21 +182,13 @@ class Draft:
             host_evictions=self.on_host.evictions,
             host_keeps=self.on_host.keeps,
             decodes=self.decodes,
+            cold=tuple(self.cold),
+            copy_bytes=self.copy_bytes,
         )
 
     def _chunk(self, request: Request, adapter: AdapterKey | None, start: int, end: int) -> None:
-        token_ids = request.token_ids
         self.prefilling.append(request)
-        self.chunks.append(
-            Chunk(
-                request.key,
-                adapter,
-                tuple(token_ids[start:end]),
-                start,
-                tuple(request.block_table),
-                request.sample_spec() if end == len(token_ids) else None,
-            )
-        )
+        self.chunks.append(request.chunk(adapter, start, end))
 
     def _run(self, adapter: AdapterKey) -> int | None:
         return self._decoding.run(self.selection, adapter)

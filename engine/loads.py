@@ -1,9 +1,10 @@
 """Adapters that are on their way, and who waits for them."""
 
 from collections.abc import Iterable, Set
+from itertools import takewhile
 
 from loraplex.adapters.residency import Residency, State
-from loraplex.adapters.residency_counts import PrefetchCause
+from loraplex.adapters.residency_counts import PrefetchCause, Route
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import Blocked
 from loraplex.engine.draft import Draft
@@ -32,6 +33,8 @@ class Loads:
         self._num_bytes: dict[AdapterKey, int] = {}
         self._prefetched: dict[AdapterKey, int] = {}
         """The same of prefetches that nobody has claimed."""
+        self._waited: dict[str, Route] = {}
+        """By request that waits: how it came to wait for a load, if it did."""
         self._kept: set[str] = set()
         """Requests that wait and have a lease."""
         self._seen_version = -1
@@ -52,6 +55,12 @@ class Loads:
         """`Request.key` of those that wait and have a lease on their adapters."""
         return self._kept
 
+    def bytes_ahead(self, key: AdapterKey) -> int:
+        """Bytes of other adapters that come before those of one that is on its way."""
+        ahead = takewhile(lambda other: other != key, self.keys)
+        entries = map(self._residency.get, ahead)
+        return sum(entry.left_bytes for entry in entries if entry is not None)
+
     @property
     def spare_bytes(self) -> int:
         """Bytes of prefetches that may be started now."""
@@ -67,6 +76,7 @@ class Loads:
         if request.adapter is not None:
             self._residency.demand.waits(request.adapter, request.submission.adapter_bytes)
         if request.adapter in self._num_bytes:
+            self._waited[request.key] = "join"
             request.clock.switch("load", now)
 
     def leave(self, request: Request) -> None:
@@ -74,6 +84,7 @@ class Loads:
         key = request.adapter
         if key is None:
             return
+        self._waited.pop(request.key, None)
         if request.key in self._kept:
             self._kept.remove(request.key)
             if self._residency.state(key) is not State.ABSENT:  # its load may have failed
@@ -87,16 +98,29 @@ class Loads:
             self._residency.hold(request.adapter)
             self._kept.add(request.key)
 
-    def start(self, request: Request) -> None:
-        """It runs from now on, on an adapter that is there."""
-        if request.adapter is not None:
-            self._residency.acquire(request.adapter)
+    def start(
+        self, request: Request, requests: Iterable[Request], draft: Draft, now: float
+    ) -> Route | None:
+        """It runs from now on, on an adapter that is there, or on its way and open, which is
+        claimed then; `requests` are `demand`'s. Return how it came to its adapter; None for the
+        base model."""
+        key = request.adapter
+        if key is None:
+            return None
+        is_there = self._residency.state(key) is State.RESIDENT
+        is_first = self._residency.is_unclaimed(key)
+        if not is_there:
+            self.demand(request, requests, draft, now)
+        route = self._waited.get(request.key, "prefetch" if is_first else "resident")
+        self._residency.acquire(key)
         self.leave(request)
+        return route
 
     def stop(self, request: Request) -> None:
         """It runs no more."""
-        if request.adapter is not None:
-            self._residency.release(request.adapter)
+        key = request.adapter
+        if key is not None and self._residency.state(key) is not State.ABSENT:  # as in `leave`
+            self._residency.release(key)
 
     def refusal(self, request: Request) -> Blocked:
         """What a request lacks whose adapter is absent, or nobody's yet; LOADING for a load that
@@ -121,6 +145,7 @@ class Loads:
         assert key is not None
         if key in self._num_bytes:
             return
+        route: Route = "join"
         if key in self._prefetched:
             self._residency.claim(key)
             self._num_bytes[key] = self._prefetched.pop(key)
@@ -130,9 +155,12 @@ class Loads:
             self.evicted(self._residency.start_load(key, num_bytes), draft)
             self._num_bytes[key] = num_bytes
             draft.loads.append(key)
+            route = "wait"
         for other in requests:
             if other.adapter == key and other.status is Status.WAITING:
+                self._waited[other.key] = "join"
                 other.clock.switch("load", now)
+        self._waited[request.key] = route
 
     def prefetch(
         self, key: AdapterKey, num_bytes: int, draft: Draft, cause: PrefetchCause = "queue"
@@ -181,6 +209,7 @@ class Loads:
         largest_prefetch = max(self._prefetched.values(), default=0)
         at_most = max(self._max_bytes, largest_prefetch) + max(self._max_bytes, largest)
         assert self.bytes_in_flight <= at_most, "the budget is exceeded"
+        assert self._waited.keys() <= {request.key for request in waiting}
         num_waiting = sum(request.adapter is not None for request in waiting)
         assert self._residency.demand.num_waiting == num_waiting, "who waits is miscounted"
         assert self._kept <= {request.key for request in waiting}

@@ -63,7 +63,7 @@ class Meter:
         return (
             before is not None
             and before.selection is draft.selection
-            and not (before.chunks or draft.chunks)
+            and not (before.chunks or draft.chunks or before.passes or draft.passes)
         )
 
     def _divide(self) -> None:
@@ -74,9 +74,9 @@ class Meter:
         self._pending_ms, self._num_pending = 0.0, 0
         num_decodes = len(draft.selection)
         self._used_ms[draft.selection.rows] += shares[:num_decodes]
-        if draft.prefilling:
+        if prompts := draft.prompts:
             of_prompts: dict[str, float] = {}
-            parts = zip(draft.prefilling, shares[num_decodes:].tolist(), strict=True)
+            parts = zip(prompts, shares[num_decodes:].tolist(), strict=True)
             for request, ms in parts:  # of one request there may be two
                 of_prompts[request.key] = of_prompts.get(request.key, 0.0) + ms
             self._tell(of_prompts)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence, Set
 
 from loraplex.adapters.residency import Residency, State
 from loraplex.engine.admission import Blocked
+from loraplex.engine.cold_starts import ColdStarts
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.costs_port import OutputLengths, StepCosts
 from loraplex.engine.kv_forecast import KvForecast
@@ -25,7 +26,9 @@ class Outlook:
         loads: Loads,
         costs: StepCosts,
         lengths: OutputLengths,
+        cold: ColdStarts,
     ) -> None:
+        self._cold = cold
         self._config = config
         self._blocks = blocks
         self._pool = blocks.pool
@@ -78,8 +81,11 @@ class Outlook:
         if key is None:
             return State.RESIDENT
         state = self._residency.state(key)
-        if state is State.LOADING and self._residency.is_unclaimed(key):
-            return State.ABSENT
+        if state is State.LOADING:
+            if self._cold.may_start(request, self.cached_tokens):
+                return State.RESIDENT
+            if self._residency.is_unclaimed(key):
+                return State.ABSENT
         return state
 
     @property
@@ -90,7 +96,7 @@ class Outlook:
     @property
     def adapters_version(self) -> int:
         """See `AdmissionView.adapters_version`."""
-        return self._residency.version
+        return self._residency.version + self._cold.version
 
     def shared(self, request: Request) -> list[int]:
         """Blocks that it can take over instead of computing them."""

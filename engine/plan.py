@@ -103,6 +103,8 @@ class ColdChunk:
     """Whether the host may compute the adapter's part of layers that are not on the device."""
     wait_ms: float = 0.0
     """How long the step may wait for layers, altogether; 0 while anybody decodes."""
+    advances: bool = True
+    """False if nothing of it can be computed in this step: it only stays under way."""
 
 
 class ColdOutput(NamedTuple):
@@ -119,6 +121,8 @@ class ColdOutput(NamedTuple):
     `StepOutput`."""
     host_ms: float = 0.0
     """How long it has waited for what the host computes, so far."""
+    waited_ms: float = 0.0
+    """How long the step stood still for its layers, of `ColdChunk.wait_ms`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -268,7 +272,7 @@ class StepPlan:
     def num_requests(self) -> int:
         """Choices of which something is computed; 0 if the step computes nothing."""
         prompts = {chunk.request_id for chunk in self.prefills}
-        return len(self.decodes) + len(prompts) + len(self.cold)
+        return len(self.decodes) + len(prompts) + sum(cold.advances for cold in self.cold)
 
     @property
     def num_preempted(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from loraplex.engine.admission import AdmissionPolicy
+from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionPolicy, Blocked
 from loraplex.engine.border import Border
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.draft import Draft
@@ -10,6 +10,8 @@ from loraplex.engine.outlook import Outlook
 from loraplex.engine.plan import Preempted
 from loraplex.engine.request import Request, Status
 from loraplex.engine.request_blocks import RequestBlocks
+
+_NOT_FOR_ROOM = frozenset({None, *WAITS_FOR_COPIES})
 
 
 class Preemption:
@@ -52,6 +54,34 @@ class Preemption:
         for request in lacking:
             if request.status is Status.RUNNING and self._makes_room(request, running, draft):
                 self._extend([request])
+
+    def refusal(
+        self,
+        request: Request,
+        shared: list[int],
+        running: list[Request],
+        yielding: list[Request],
+        draft: Draft,
+    ) -> Blocked | None:
+        """Why a waiting request cannot start now, which would take over the blocks `shared`. What
+        yields gives way before that is said of another; `running` and `yielding` are all that
+        run."""
+
+        def missing() -> Blocked | None:
+            return self._outlook.missing(request, shared, len(running) + len(yielding))
+
+        # Who lacks a block at most takes hold of the others now, before they are gone.
+        lacks_more = not shared or self._pool.missing(shared, request.num_tokens) > 1
+        if draft.budget == 0 and (lacks_more or request.host_copy is not None):
+            return Blocked.STEP
+        refusal = missing()
+        may_take = not self._policy.yields(request)
+        if may_take and self._border.moves_for(request, refusal, draft):
+            refusal = missing()
+        while refusal not in _NOT_FOR_ROOM and may_take and yielding:
+            self.preempt(yielding[-1], request, draft)
+            refusal = missing()
+        return refusal
 
     def preempt(self, request: Request, by: Request, draft: Draft) -> None:
         """Take a running choice's blocks for another, or for itself if it was not allowed more."""

@@ -1,16 +1,17 @@
 """A request as the engine sees it: resumable values plus where their computation stands."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cached_block import Namespace
+from loraplex.engine.config import Targets
 from loraplex.engine.host_blocks import HostCopy
-from loraplex.engine.plan import Logprobs, Penalties, SampleSpec
+from loraplex.engine.plan import Chunk, Logprobs, Penalties, SampleSpec
 from loraplex.engine.protocol import Explained, Sampling, Submit, TokenLogprob, Usage
 from loraplex.engine.seeds import choice_seed
 from loraplex.engine.waits import Reason, WaitClock, named
@@ -93,6 +94,29 @@ class Submission:
         self.namespace = Namespace(submit.tenant, submit.adapter, submit.adapter_start)
         if self.sampling.repetition_penalty != 1:
             self.prompt_ids = tuple(set(self.submit.prompt))
+
+    @classmethod
+    def of(
+        cls,
+        submit: Submit,
+        now: float,
+        adapter_bytes: int,
+        eos_token_ids: frozenset[int],
+        targets: Targets,
+    ) -> Self:
+        """What has arrived at `now`, on a model whose outputs end with one of `eos_token_ids`."""
+        sampling = submit.sampling
+        eos = frozenset() if sampling.ignore_eos else eos_token_ids
+        due_s = now + targets.ttft_ms / 1e3
+        return cls(submit, now, adapter_bytes, eos | {*sampling.stop_token_ids}, due_s)
+
+    def open_choices(self, new_text: Callable[[Submit], Text], leader: WaitClock) -> None:
+        """Make its choices, each with a text of its own; their clocks follow `leader`."""
+        self.open = [
+            Request(self, choice, new_text(self.submit), WaitClock(self.arrival_s, leader))
+            for choice in range(self.sampling.n)
+        ]
+        self.clock = self.open[0].clock
 
     @property
     def request_id(self) -> str:
@@ -258,6 +282,17 @@ class Request:
         """Nothing of it is in the KV cache any more."""
         self.num_lost_tokens, self.num_computed_tokens = self.num_computed_tokens, 0
         self.found = (-1, [])
+
+    def chunk(self, adapter: AdapterKey | None, start: int, end: int) -> Chunk:
+        """Its tokens at positions [start, end), to be computed on `adapter`."""
+        return Chunk(
+            self.key,
+            adapter,
+            tuple(self.token_ids[start:end]),
+            start,
+            tuple(self.block_table),
+            self.sample_spec() if end == len(self.token_ids) else None,
+        )
 
     def sample_spec(self) -> SampleSpec:
         """How its next token is drawn."""

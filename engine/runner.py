@@ -152,6 +152,10 @@ class ModelRunner:
         """Time to copy one KV block to the host or back; before anything is in them."""
         return self._copies.measure_ms_per_block()
 
+    def keep_passes(self, plan: StepPlan) -> None:
+        """See `core.Runner`."""
+        self._passes.keep(plan.cold)
+
     def copy(self, plan: StepPlan) -> None:
         """Copy KV blocks to the host, give up the memory of those that are lent, copy from the
         host."""
@@ -167,7 +171,7 @@ class ModelRunner:
         arriving: Mapping[AdapterKey, LoadProgress] = NOTHING_ARRIVES,
     ) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
-        self._passes.take(plan.cold, arriving)
+        self._passes.begin(plan.cold, arriving)
         return self._builder.build(plan, adapters)
 
     def launch(self, batch: StepBatch) -> Launched | StepBatch:
@@ -188,10 +192,6 @@ class ModelRunner:
             with suppress(RuntimeError):  # of the device, which the step has raised already
                 torch.cuda.synchronize(self._layout.device)
         self._passes.give_up()
-
-    def close(self) -> None:
-        """Give up the passes that are under way: each has a thread."""
-        self.abandon()
 
     @contextmanager
     def beside(self) -> Iterator[None]:

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.admission import WAITS_FOR_COPIES, AdmissionPolicy, Blocked, waits_for
+from loraplex.engine.admission import AdmissionPolicy, Blocked, waits_for
 from loraplex.engine.border import Border
 from loraplex.engine.by_adapter import ByAdapter
+from loraplex.engine.cold_starts import ColdStarts
 from loraplex.engine.config import SchedulerConfig, Targets
+from loraplex.engine.copy_budget import CopyBudget
 from loraplex.engine.costs_port import OutputLengths, StepCosts
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.delivery import Delivery
@@ -24,21 +26,21 @@ from loraplex.engine.protocol import Explained, Submit
 from loraplex.engine.refusals import refuse_ids, refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
+from loraplex.engine.routes import Routes
 from loraplex.engine.step_budget import Demand, StepBudget
 from loraplex.engine.waits import WaitClock
-
-_NOT_FOR_ROOM = frozenset({None, *WAITS_FOR_COPIES})
 
 
 class Scheduler:
     """Continuous batching with chunked prefill.
 
     Each step first gives every decoding request its one token, then goes on with prompts that
-    have begun, then admits waiting requests in the order of the policy; how much of prompts it
-    computes is bounded by the deadlines of those that decode (`step_budget`). A request holds KV
-    blocks for all its known tokens from admission on, so only decodes can run out of blocks; then
-    the request admitted last gives up its own and is recomputed later, or, where the policy does
-    not let the one that needs them push out others, that one.
+    have begun, those on adapters that are on their way first (`cold_starts`), then admits waiting
+    requests in the order of the policy; how much of prompts it computes is bounded by the deadlines
+    of those that decode (`step_budget`). A request holds KV blocks for all its known tokens from
+    admission on, so only decodes can run out of blocks; then the request admitted last gives up its
+    own and is recomputed later, or, where the policy does not let it push out others, the one that
+    needs them.
 
     Requests that yield (`AdmissionPolicy.yields`) come after all others in each of this, and lose
     what they hold to any other that needs it.
@@ -80,7 +82,12 @@ class Scheduler:
         self._step_budget = StepBudget(costs, config)
         self._loads = Loads(residency, config.max_transfer_bytes)
         self.prefetch = Prefetch(residency, self._loads, config.prefetch)
-        self._outlook = Outlook(config, self.blocks, residency, self._loads, costs, lengths)
+        self.routes = Routes(costs, config.route, config.num_assistants)
+        self._cold = cold = ColdStarts(
+            config, self.routes, residency, self._loads, self._decoding, policy.yields
+        )
+        self._copy_budget = CopyBudget(config, costs, self.routes)
+        self._outlook = Outlook(config, self.blocks, residency, self._loads, costs, lengths, cold)
         self._border = Border(config, self._pool, residency, self._loads)
         self._preemption = Preemption(
             self.blocks, self._decoding, self._outlook, policy, self._give_up, self._border
@@ -124,15 +131,9 @@ class Scheduler:
         refuse_ids(submit, vocab_size or config.vocab_size)
         refuse_impossible(submit, config, adapter_bytes, self._residency)
         refuse_overload(submit, config, len(self._waiting), self._num_waiting_tokens)
-        sampling = submit.sampling
-        eos = frozenset() if sampling.ignore_eos else self._eos_token_ids
-        due_s = now + config.targets.get(submit.service_tier, Targets()).ttft_ms / 1e3
-        submission = Submission(submit, now, adapter_bytes, eos | {*sampling.stop_token_ids}, due_s)
-        submission.open = [
-            Request(submission, choice, self._new_text(submit), WaitClock(now, self._clock))
-            for choice in range(sampling.n)
-        ]
-        submission.clock = submission.open[0].clock
+        targets = config.targets.get(submit.service_tier, Targets())
+        submission = Submission.of(submit, now, adapter_bytes, self._eos_token_ids, targets)
+        submission.open_choices(self._new_text, self._clock)
         self.first_tokens.refuse_late(submission, now)
         self._loads.arrive(submission)  # the last that may raise: it is here whole or not at all
         self._submissions[submit.request_id] = submission
@@ -162,14 +163,16 @@ class Scheduler:
         self.blocks.forget_adapter(key, self._requests.values())
 
     def fail_adapter(self, key: AdapterKey, code: str, message: str) -> None:
-        """Fail all requests that wait for an adapter whose load failed."""
+        """Fail all requests on an adapter whose load failed, those that wait for it and those that
+        run on what had come."""
         for request in list(self._by_adapter.of([key])):
-            if request.status is Status.WAITING:
+            if request.status is not Status.FINISHED:  # with another of its choices
                 self._fail(request.submission, code, message)
 
     def fail_step(self, plan: StepPlan, message: str) -> None:
         """Fail the requests of a step that broke and have not ended; what waits is not touched."""
-        prompts = (chunk.request_id for chunk in plan.prefills)
+        chunks = (*plan.prefills, *(cold.chunk for cold in plan.cold))
+        prompts = (chunk.request_id for chunk in chunks)
         for key in (*plan.decodes.roster.keys, *prompts):
             if (request := self._requests.get(key)) is not None:
                 self._fail(request.submission, "internal_error", message)
@@ -185,6 +188,7 @@ class Scheduler:
         self._refuse_overdue(now)
         self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
         self._outlook.begin_step(self._running, draft.computed, self._meter.step_ms)
+        self._may_admit |= self._cold.look(now)
         self._may_admit |= self._loads.note_ended(self._by_adapter.of(self._loads.keys), now)
         self._plan_decodes(draft, yielding=False)
         may_start = self._may_admit and self.num_running < self._config.max_running
@@ -197,6 +201,8 @@ class Scheduler:
         self._plan_yielding(draft)
         self.prefetch.start(self._waiting.upcoming(), draft, now)
         self._loads.order(draft)
+        self._cold.close(draft)
+        draft.copy_bytes = self._copy_budget.of(draft, self._loads.bytes_in_flight)
         return draft.plan(self._step)
 
     def commit(
@@ -205,10 +211,12 @@ class Scheduler:
         """Take what ran, in `step_ms`, after copies of KV blocks in `copy_ms`. Returns all events
         since the last commit."""
         assert plan.step == self._step, "another step has been planned since"
-        if step_ms > 0 and plan.num_requests:
-            self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms)
+        passes = self._cold.take(self._draft, output.cold, self._now + (step_ms + copy_ms) / 1e3)
+        computed_ms = step_ms - sum(told.waited_ms for told in output.cold.values())
+        if computed_ms > 0 and not self._draft.is_empty:
+            self._meter.note(self._draft, self._loads.bytes_in_flight, computed_ms)
         self.blocks.swapping.copied(plan, copy_ms)
-        self._delivery.deliver(self._draft, output, self._events)
+        self._delivery.deliver(self._draft, passes, output, self._events)
         return self.take_events()
 
     def take_events(self) -> Events:
@@ -229,6 +237,7 @@ class Scheduler:
         waiting = [r for r in self._requests.values() if r.status is Status.WAITING]
         on_adapters = sum(r.adapter is not None for r in (*self._running, *self._yielding))
         self._loads.check(waiting, on_adapters)
+        self._cold.check((*self._running, *self._yielding))
         assert self._num_waiting_tokens == sum(r.num_queued_tokens for r in waiting)
         in_submissions = [r for s in self._submissions.values() for r in s.open]
         assert {r.key for r in in_submissions} == self._requests.keys()
@@ -239,9 +248,14 @@ class Scheduler:
         draft.decode(yielding=yielding)
 
     def _plan_prefills(self, draft: Draft, *, yielding: bool) -> None:
+        self._cold.advance(draft, yielding=yielding)
         for request in self._prefilling.values():
-            if draft.budget > 0 and self._waiting.yields(request) is yielding:
-                draft.prefill(request)
+            if self._waiting.yields(request) is yielding:
+                self._prefill(request, draft)
+
+    def _prefill(self, request: Request, draft: Draft) -> None:
+        if draft.budget > 0 and not self._cold.takes(request, draft):
+            draft.prefill(request)
 
     def _plan_yielding(self, draft: Draft) -> None:
         """Go on with those that yield, once it is known what the others leave."""
@@ -279,40 +293,25 @@ class Scheduler:
     def _try(self, request: Request, draft: Draft, now: float) -> Blocked | None:
         """Start a request, or its load, or tell the policy why it cannot be."""
         shared = self._outlook.shared(request)
-        refusal = self._refusal(request, shared, draft)
+        running, yielding = self._running, self._yielding
+        refusal = self._preemption.refusal(request, shared, running, yielding, draft)
         if refusal is None:
             self._waiting.admitted(request)
             self._start(request, shared, now)
-            if draft.budget > 0:
-                draft.prefill(request)
+            self._prefill(request, draft)
             return None
         self._waiting.blocked(request, refusal)
         if refusal is Blocked.LOADING:
-            assert request.adapter is not None
             waiting = self._by_adapter.of([request.adapter])
             self._loads.demand(request, waiting, draft, now)
             if self._waiting.keeps_adapter(request):
                 self._loads.keep(request)
         return refusal
 
-    def _refusal(self, request: Request, shared: list[int], draft: Draft) -> Blocked | None:
-        """Why it cannot start now. What yields gives way before that is said of another."""
-        # Who lacks a block at most takes hold of the others now, before they are gone.
-        lacks_more = not shared or self._pool.missing(shared, request.num_tokens) > 1
-        if draft.budget == 0 and (lacks_more or request.host_copy is not None):
-            return Blocked.STEP
-        refusal = self._outlook.missing(request, shared, self.num_running)
-        may_take = not self._waiting.yields(request)
-        if may_take and self._border.moves_for(request, refusal, draft):
-            refusal = self._outlook.missing(request, shared, self.num_running)
-        while refusal not in _NOT_FOR_ROOM and may_take and self._yielding:
-            self._preemption.preempt(self._yielding[-1], request, draft)
-            refusal = self._outlook.missing(request, shared, self.num_running)
-        return refusal
-
     def _start(self, request: Request, shared: list[int], now: float) -> None:
         self._num_waiting_tokens -= request.num_queued_tokens
-        self._loads.start(request)
+        others = self._by_adapter.of([request.adapter])
+        self._cold.started(request, self._loads.start(request, others, self._draft, now))
         self._outlook.starts(request, shared)
         self.blocks.start(request, shared)
         self.blocks.swapping.copy_back(request, self._draft)
@@ -336,6 +335,7 @@ class Scheduler:
         (self._yielding if self._waiting.yields(request) else self._running).remove(request)
         self.blocks.give_back(request)
         self._outlook.stopped(request)
+        self._cold.forget(request)
         self._loads.stop(request)
         request.status = status
         self._waiting.ended(request)
@@ -350,7 +350,8 @@ class Scheduler:
 
     def _begin_to_decode(self, request: Request) -> None:
         del self._prefilling[request.key]
-        self._decoding.join(request, yields=self._waiting.yields(request))
+        yields, is_held = self._waiting.yields(request), self._cold.holds(request)
+        self._decoding.join(request, yields=yields, is_held=is_held)
 
     def _finish(self, request: Request) -> None:
         """End one choice by itself, and its request with the last."""

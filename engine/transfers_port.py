@@ -1,7 +1,7 @@
 """What the engine asks of whoever copies adapters to the device, and they of whoever reads them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
@@ -27,8 +27,7 @@ class Arrival:
     """That the copy alone took: without reading, and without waiting for others and for grants."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """How far a transfer is."""
 
     key: AdapterKey
@@ -36,6 +35,8 @@ class Progress:
     """Layers that are on the device."""
     of_layers: int
     """Layers that it has; 0 until that is known."""
+    is_open: bool = False
+    """True once it may be used in part."""
 
 
 class AdapterTransfers(Protocol):

@@ -45,6 +45,8 @@ class Machine(RuleBasedStateMachine):
         self.claimed: dict[AdapterKey, bool] = {}
         """All that is on its way or there: whether a request has needed it."""
         self.loading: set[AdapterKey] = set()
+        self.open: set[AdapterKey] = set()
+        """Of those, what may be used in part."""
         self.leases: Counter[AdapterKey] = Counter()
         self.waiting: Counter[AdapterKey] = Counter()
         self.on_host: set[AdapterKey] = set()
@@ -156,6 +158,7 @@ class Machine(RuleBasedStateMachine):
             self.keeps.discard(victim)
         self.claimed[key] = not is_prefetch
         self.loading.add(key)
+        self.open.discard(key)
         self.obey_host(key, on_host, kept)
         caps = self.residency.granted.reservations.caps
         if key.tenant in caps:
@@ -188,12 +191,16 @@ class Machine(RuleBasedStateMachine):
         self.obey()
 
     @precondition(lambda self: self.loading)
-    @rule(data=st.data(), layers=st.integers(0, 4))
-    def layers_come(self, data: st.DataObject, layers: int) -> None:
+    @rule(data=st.data(), layers=st.integers(0, 4), is_open=st.booleans())
+    def layers_come(self, data: st.DataObject, layers: int, is_open: bool) -> None:
         key = data.draw(st.sampled_from(sorted(self.loading)))
-        before = self.residency.num_layers(key)
-        self.residency.note_layers(key, max(before, layers), 4)
-        assert before <= self.residency.num_layers(key) <= 4
+        before, version = self.residency.get(key).num_layers, self.residency.version
+        self.residency.note_layers(key, max(before, layers), 4, is_open=is_open)
+        assert before <= self.residency.get(key).num_layers <= 4
+        opens = is_open and key not in self.open
+        assert (self.residency.version != version) is opens
+        if opens:
+            self.open.add(key)
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data())
@@ -205,10 +212,15 @@ class Machine(RuleBasedStateMachine):
         self.residency.hold(key)
         self.leases[key] += 1
 
-    @precondition(lambda self: self.claimed.keys() - self.loading)
+    @property
+    def usable(self) -> set[AdapterKey]:
+        is_open = {key for key in self.open & self.loading if self.claimed[key]}
+        return (self.claimed.keys() - self.loading) | is_open
+
+    @precondition(lambda self: self.usable)
     @rule(data=st.data())
     def acquire(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.claimed.keys() - self.loading)))
+        key = data.draw(st.sampled_from(sorted(self.usable)))
         self.residency.acquire(key)
         self.claimed[key] = True
         self.leases[key] += 1

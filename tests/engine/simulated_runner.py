@@ -6,10 +6,11 @@ and where an adapter begins to act changes the output too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.plan import Chunk, SampleSpec, StepOutput, StepPlan
+from loraplex.engine.plan import Chunk, ColdChunk, ColdOutput, SampleSpec, StepOutput, StepPlan
 
 VOCAB_SIZE = 1000
 
@@ -53,6 +54,10 @@ class SimulatedRunner:
             [None] * block_size for _ in range(num_blocks)
         ]
         self._host: dict[int, list[tuple[int, AdapterKey | None] | None]] = {}
+        self.layers: dict[AdapterKey, tuple[int, int]] = {}
+        """How many layers of an adapter there are, of how many, as the test says; all if it does
+        not."""
+        self._passes: dict[str, tuple[Chunk, ColdOutput]] = {}
         self.plans: list[StepPlan] = []
         self.num_computed = 0
         """Positions that were computed, those computed again included."""
@@ -82,11 +87,17 @@ class SimulatedRunner:
     def collect(self, launched: StepPlan) -> StepOutput:
         return self.run(launched)
 
+    def keep_passes(self, plan: StepPlan) -> None:
+        pass
+
     def abandon(self) -> None:
         pass
 
     def run(self, plan: StepPlan) -> StepOutput:
         self.plans.append(plan)
+        cold = {each.chunk.request_id: self._pass(each) for each in plan.cold}
+        listed = {each.chunk.request_id: each.chunk for each in plan.cold}
+        self._passes = {key: (listed[key], cold[key]) for key in cold if not cold[key].is_done}
         for chunk in plan.chunks:
             self.write(chunk)
         tokens = {
@@ -94,7 +105,26 @@ class SimulatedRunner:
             for chunk in plan.chunks
             if chunk.sample is not None
         }
-        return StepOutput.of(plan, tokens)
+        return replace(StepOutput.of(plan, tokens), cold=cold)
+
+    def _pass(self, cold: ColdChunk) -> ColdOutput:
+        """Compute the layers that there are, or that the host may compute instead."""
+        chunk = cold.chunk
+        before, output = self._passes.get(chunk.request_id, (chunk, ColdOutput(0)))
+        assert before == chunk, "a chunk has changed under its pass"
+        assert chunk.adapter is not None
+        there, of_layers = self.layers.get(chunk.adapter, (1 << 30, cold.until_layer))
+        reach = cold.until_layer if cold.may_assist else min(there, cold.until_layer)
+        num_layers = max(output.num_layers, reach)
+        assert cold.advances or num_layers == output.num_layers
+        num_host_layers = output.num_host_layers + max(
+            0, num_layers - max(there, output.num_layers)
+        )
+        if num_layers < of_layers:
+            return ColdOutput(num_layers, num_host_layers)
+        self.write(chunk)
+        token_id = None if chunk.sample is None else self._sample(chunk, chunk.sample)
+        return ColdOutput(num_layers, num_host_layers, is_done=True, token_id=token_id)
 
     def _sample(self, chunk: Chunk, spec: SampleSpec) -> int:
         token_ids, start = self._read(chunk)

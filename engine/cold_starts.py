@@ -1,0 +1,313 @@
+"""Requests that run on adapters which are on their way: which may, and how far each comes.
+
+Such a request is computed by a *pass*: a forward pass of one chunk of its prompt, apart from the
+other rows, that goes on from step to step as layers come. It holds KV blocks and a lease like any
+that runs. What a pass has computed in part counts for nothing: until it is done the chunk is one
+that is yet to be computed, for usage, prefix cache, swapping and preemption alike.
+
+Preemption takes no notice of passes: it goes by the order of admission, as everywhere, since that
+is what lets some request always advance; and what a pass loses is one chunk at most.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from loraplex.adapters.residency import Residency, State
+from loraplex.adapters.residency_counts import Route
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.config import SchedulerConfig
+from loraplex.engine.decode_rows import DecodeRows
+from loraplex.engine.draft import Draft, PassPart
+from loraplex.engine.loads import Loads
+from loraplex.engine.plan import Chunk, ColdChunk, ColdOutput
+from loraplex.engine.request import Request, Status
+from loraplex.engine.routes import ColdStart, Decision, Routes
+
+MAX_WAIT_MS = 20.0
+"""How long a step that computes nothing else may wait for layers: requests that come meanwhile
+wait as long."""
+
+
+class _Asked(NamedTuple):
+    """What was decided for a request, and when."""
+
+    decision: Decision
+    at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Pass:
+    """One chunk on its way through the layers."""
+
+    request: Request
+    chunk: Chunk
+    of_layers: int
+    asked: _Asked
+    num_layers: int = 0
+    """Computed so far; of these, by the host; and that may have been after this step."""
+    num_host_layers: int = 0
+    until_layer: int = 0
+    advances: bool = False
+    """In this step."""
+
+    @property
+    def may_assist(self) -> bool:
+        return self.asked.decision.route == "assist"
+
+    def part(self, until_layer: int) -> PassPart:
+        """What it takes to come so far."""
+        part = (until_layer - self.num_layers) / self.of_layers
+        return PassPart(self.request, len(self.chunk.token_ids), self.chunk.start, part)
+
+
+@dataclass(slots=True, eq=False)
+class _Cold:
+    """A request that runs on an adapter that was on its way when it began."""
+
+    request: Request
+    route: Route
+    """How it will have come to its adapter, if no pass of it begins."""
+    run: _Pass | None = None
+    is_counted: bool = False
+
+
+class Ended(NamedTuple):
+    """A pass that is done."""
+
+    request: Request
+    num_tokens: int
+    token_id: int | None
+
+
+@dataclass(slots=True)
+class ColdStarts:
+    """See above. Belongs to one scheduler."""
+
+    config: SchedulerConfig
+    routes: Routes
+    residency: Residency
+    loads: Loads
+    decoding: DecodeRows
+    yields: Callable[[Request], bool]
+    version: int = 0
+    """Changes with `may_start` of any request."""
+    _begun: dict[str, _Cold] = field(default_factory=dict)
+    """In the order in which they began."""
+    _asked: dict[tuple[str, int], _Asked] = field(default_factory=dict)
+    """Since the last layer came, by request and where its chunk begins."""
+    _seen: dict[AdapterKey, int] = field(default_factory=dict)
+    """Open adapters, and how many layers of each had come."""
+    _now: float = 0.0
+
+    def look(self, now: float) -> bool:
+        """See what has come since the last step; true if others may start now. Before each plan."""
+        self._now = now
+        if self.config.route == "wait":
+            return False
+        before = self.version
+        for cold in list(self._begun.values()):
+            if cold.run is not None:
+                cold.run.until_layer, cold.run.advances = cold.run.num_layers, False
+            elif self._is_resident(cold.request):
+                self._leave(cold)
+                if cold.request.row >= 0:
+                    self.decoding.go_on(cold.request)
+        seen = self._open_layers()
+        if seen != self._seen:
+            self._seen = seen
+            self._asked.clear()
+            self.version += 1
+        return self.version != before
+
+    def may_start(self, request: Request, cached_tokens: Callable[[Request], int]) -> bool:
+        """True if a waiting request whose adapter is on its way starts now rather than later, by
+        prediction; `cached_tokens` tells what of it need not be computed."""
+        entry = None if request.adapter is None else self.residency.get(request.adapter)
+        if entry is None or not entry.is_open or self.config.route == "wait":
+            return False
+        # Another choice computes what it can take over.
+        open_choices = request.submission.open
+        is_ahead = any(c.status is Status.RUNNING and c.row < 0 for c in open_choices)
+        if is_ahead or len(self._begun) >= self.config.max_cold_passes:
+            return False
+        num_cached = cached_tokens(request)
+        if num_cached < request.adapter_start:
+            return True  # so much of it needs no adapter
+        return self._ask(request, num_cached).decision.route != "wait"
+
+    def started(self, request: Request, route: Route | None) -> None:
+        """It runs; it has come to its adapter by `route`, if that is there."""
+        if route is None:
+            return
+        if self._is_resident(request):
+            self.residency.counts.count_route(route)
+            return
+        self._begun[request.key] = _Cold(request, route)
+        self.version += 1
+
+    def holds(self, request: Request) -> bool:
+        """True if it runs and its adapter is not there yet."""
+        return request.key in self._begun
+
+    def forget(self, request: Request) -> None:
+        """It runs no more: its pass, if it has one, is given up."""
+        cold = self._begun.get(request.key)
+        if cold is not None:
+            self._leave(cold)
+
+    def advance(self, draft: Draft, *, yielding: bool) -> None:
+        """Let passes that are under way take their part of the step, the oldest first."""
+        for cold in self._begun.values():
+            if cold.run is not None and self.yields(cold.request) is yielding:
+                self._advance(cold.run, draft)
+
+    def takes(self, request: Request, draft: Draft) -> bool:
+        """True if a prompt is computed here: by a pass, but for what needs no adapter."""
+        cold = self._begun.get(request.key)
+        if cold is None:
+            return False
+        if request.num_computed_tokens < request.adapter_start:
+            draft.prefill(request, request.adapter_start)
+        elif cold.run is None:
+            asked = self._ask(request, request.num_computed_tokens)
+            if asked.decision.route != "wait":
+                cold.run = self._pass(request, asked)
+                self._advance(cold.run, draft)
+        return True
+
+    def close(self, draft: Draft) -> None:
+        """List all passes; let one that is alone in its step wait for layers there."""
+        runs = list(self._runs())
+        is_alone = len(runs) == 1 and not len(draft.selection) and not draft.chunks
+        for run in runs:
+            wait_ms = 0.0
+            if is_alone and run.advances and run.until_layer < run.of_layers:
+                run.until_layer, wait_ms = run.of_layers, MAX_WAIT_MS
+            draft.cold.append(
+                ColdChunk(run.chunk, run.until_layer, run.may_assist, wait_ms, run.advances)
+            )
+
+    def take(self, draft: Draft, told: Mapping[str, ColdOutput], now: float) -> list[Ended]:
+        """Learn how far passes have come, by `now`, which is what the step is charged for; return
+        those that are done."""
+        draft.passes.clear()
+        ended: list[Ended] = []
+        for cold in self._begun.values():
+            run = cold.run
+            if run is None:
+                continue
+            output = told[cold.request.key]
+            if output.is_done or output.num_layers > run.num_layers:
+                draft.passes.append(run.part(output.num_layers))
+            run.num_layers, run.num_host_layers = output.num_layers, output.num_host_layers
+            if output.is_done:
+                self._learn(run, output, now)
+                self._count(cold)
+                cold.run = None
+                ended.append(Ended(cold.request, len(run.chunk.token_ids), output.token_id))
+        return ended
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Assert the conservation laws; `requests` are all that run."""
+        running = {request.key: request for request in requests}
+        assert len(self._begun) <= self.config.max_cold_passes
+        for key, cold in self._begun.items():
+            request = running[key]
+            assert cold.request is request, "what has ended is under way"
+            if cold.run is not None:
+                chunk, size = cold.run.chunk, len(cold.run.chunk.block_table)
+                assert request.row < 0, "a pass is under way for a request that decodes"
+                assert chunk.start == request.num_computed_tokens, "part of a pass was counted"
+                assert list(chunk.block_table) == request.block_table[:size]
+
+    def _runs(self) -> Iterator[_Pass]:
+        return (cold.run for cold in self._begun.values() if cold.run is not None)
+
+    def _open_layers(self) -> dict[AdapterKey, int]:
+        entries = ((key, self.residency.get(key)) for key in self.loads.keys)
+        return {
+            key: entry.num_layers
+            for key, entry in entries
+            if entry is not None and entry.is_open and not entry.is_there
+        }
+
+    def _is_resident(self, request: Request) -> bool:
+        return request.adapter is not None and (
+            self.residency.state(request.adapter) is State.RESIDENT
+        )
+
+    def _ask(self, request: Request, start: int) -> _Asked:
+        """What is best for the next chunk of a prompt, which begins at `start`."""
+        asked = self._asked.get((request.key, start))
+        if asked is None:
+            asked = _Asked(self.routes.choose(self._cold_start(request, start)), self._now)
+            self._asked[request.key, start] = asked
+        return asked
+
+    def _cold_start(self, request: Request, start: int) -> ColdStart:
+        key = request.adapter
+        assert key is not None
+        entry = self.residency.get(key)
+        assert entry is not None
+        return ColdStart(
+            num_tokens=min(request.num_tokens - start, self.config.max_step_tokens),
+            num_context=start,
+            rank=request.submission.rank,
+            bytes_ahead=self.loads.bytes_ahead(key),
+            bytes_left=entry.left_bytes,
+            num_layers=entry.num_layers,
+            of_layers=entry.of_layers,
+            num_decodes=self.decoding.num_rows,
+        )
+
+    def _pass(self, request: Request, asked: _Asked) -> _Pass:
+        start = request.num_computed_tokens
+        end = min(request.num_tokens, start + self.config.max_step_tokens)
+        assert request.adapter is not None
+        entry = self.residency.get(request.adapter)
+        assert entry is not None
+        return _Pass(
+            request, request.chunk(request.adapter, start, end), max(1, entry.of_layers), asked
+        )
+
+    def _advance(self, run: _Pass, draft: Draft) -> None:
+        """Give a pass as many layers as it may compute and the step has room for; one at least, so
+        that it comes to its end."""
+        ready = self._num_ready(run)
+        if draft.budget <= 0 or ready <= run.num_layers < run.of_layers:
+            return
+        affordable = max(1, draft.budget * run.of_layers // len(run.chunk.token_ids))
+        run.until_layer, run.advances = min(ready, run.num_layers + affordable), True
+        part = run.part(run.until_layer)
+        draft.passes.append(part)
+        draft.budget = max(0, draft.budget - part.num_rows)
+
+    def _num_ready(self, run: _Pass) -> int:
+        if run.may_assist or self._is_resident(run.request):
+            return run.of_layers
+        assert run.request.adapter is not None
+        entry = self.residency.get(run.request.adapter)
+        return 0 if entry is None else entry.num_layers
+
+    def _learn(self, run: _Pass, output: ColdOutput, now: float) -> None:
+        decision, at_s = run.asked
+        self.routes.note_first_token(decision, (now - at_s) * 1e3)
+        if output.num_host_layers:
+            num_bytes = run.request.submission.adapter_bytes
+            num_bytes = num_bytes * output.num_host_layers // run.of_layers
+            self.routes.note_host(len(run.chunk.token_ids), num_bytes, output.host_ms)
+
+    def _leave(self, cold: _Cold) -> None:
+        self._count(cold)
+        del self._begun[cold.request.key]
+        self.version += 1
+
+    def _count(self, cold: _Cold) -> None:
+        if cold.is_counted:
+            return
+        cold.is_counted = True
+        route = cold.route
+        if cold.run is not None:
+            route = "assist" if cold.run.num_host_layers else "layer-wise"
+        self.residency.counts.count_route(route)

@@ -33,7 +33,7 @@ Ratios = Annotated[
 Rounds = Annotated[
     int | None,
     typer.Option(
-        min=1, max=1000, help="Of all routes. Default: 5, or 2 with --quick.", show_default=False
+        min=1, max=16, help="Of all routes. Default: 5, or 2 with --quick.", show_default=False
     ),
 ]
 PromptTokens = Annotated[

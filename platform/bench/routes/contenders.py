@@ -27,6 +27,7 @@ from loraplex.platform.bench.routes.plan import HINTED, RESIDENT, RouteName, Rou
 from loraplex.platform.bench.subject import Subject
 from loraplex.platform.settings import Settings
 from loraplex.platform.worker import scheduler_config
+from loraplex.platform.worker_assist import start_assist
 from loraplex.platform.worker_costs import subject_of
 
 RANDOM_MODEL, SMALL_MODEL = "random", "small"
@@ -79,10 +80,12 @@ class Contenders:
     """The cost model with which each engine begins."""
 
     @classmethod
-    def prepare(cls, settings: Settings, plan: RoutesPlan, folder: Path) -> "Contenders":
-        """Load the model, write adapters and learn how long steps take.
+    @contextmanager
+    def prepared(cls, settings: Settings, plan: RoutesPlan, folder: Path) -> Iterator["Contenders"]:
+        """Load the model, start the processes that help, write adapters and learn how long steps
+        take.
 
-        Raises BenchRefused where the model does not hold such requests.
+        Raises BenchRefused where the model does not hold such requests, TooFewCores.
         """
         if settings.model in _SHAPES:
             path = folder / settings.model
@@ -92,11 +95,16 @@ class Contenders:
         _require_room(model, plan)
         num_cold = min(max(_LEAST_COLD, 2 * plan.rounds), _MOST_COLD)
         pinned, *cold = write_adapters(model, folder, plan.seed, 1 + num_cold, (plan.rank,))
-        subject = Subject.of(
-            model, _sizes(model, settings, plan), _settings(settings, folder, plan)
-        )
-        learned = _learned(subject, plan.calibration_s)
-        return cls(plan, subject, pinned, tuple(cold), Prompts.of(model, plan.seed), learned)
+        settings = _settings(settings, folder, plan)
+        assist = start_assist(settings, model)
+        try:
+            subject = Subject.of(model, _sizes(model, settings, plan), settings, assist)
+            prompts = Prompts.of(model, plan.seed)
+            learned = _learned(subject, plan.calibration_s)
+            yield cls(plan, subject, pinned, tuple(cold), prompts, learned)
+        finally:
+            if assist is not None:
+                assist.close()
 
     @property
     def adapter_bytes(self) -> int:
@@ -162,6 +170,7 @@ def _settings(settings: Settings, folder: Path, plan: RoutesPlan) -> Settings:
         # Rounds have prompts in common, and all of each is to be computed.
         "prefix_cache": False,
         "prefetch": "none",
+        "assist_processes": plan.num_assistants,
     }
     return settings.model_copy(update=update)
 

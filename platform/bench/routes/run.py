@@ -44,9 +44,11 @@ def measure_routes(settings: Settings, plan: RoutesPlan, show: Show) -> RoutesRe
     """
     load_average = os.getloadavg()[0]
     torch.set_num_threads(settings.threads or 1)
-    with TemporaryDirectory(prefix="loraplex-bench-") as name:
-        show("loading the model, and learning how long its steps take")
-        contenders = Contenders.prepare(settings, plan, Path(name))
+    show("loading the model, and learning how long its steps take")
+    with (
+        TemporaryDirectory(prefix="loraplex-bench-") as name,
+        Contenders.prepared(settings, plan, Path(name)) as contenders,
+    ):
         with contenders.engine(RESIDENT, None) as resident:
             resident.warm_up()
             alone = [resident.alone(number)[0] for number in range(_PREFILLS)]

@@ -23,7 +23,9 @@ def measure_scale(
     plan, subject = contenders.plan, contenders.subject
     if not plan.num_registered:
         return None
-    settings = subject.settings.model_copy(update={"adapter_route": "choose"})
+    settings = subject.settings.model_copy(
+        update={"adapter_route": "choose", "assist_processes": 0}
+    )
     scale = Scale.prepare(
         replace(subject, settings=settings),
         folder,

@@ -23,7 +23,6 @@ that tenant's own loads; both are bounded (`reservations`), so that they block n
 """
 
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
 
 from loraplex.adapters.demand import Demand
 from loraplex.adapters.errors import ResidencyViolation
@@ -32,20 +31,13 @@ from loraplex.adapters.host_copies import HostCopies, HostMemory
 from loraplex.adapters.last_evictions import LastEvictions
 from loraplex.adapters.reservations import Granted, Promises, Reservations
 from loraplex.adapters.residency_counts import Cause, PrefetchCause, PrefetchCounts, ResidencyCounts
+from loraplex.adapters.residency_state import State
 from loraplex.adapters.residency_status import AdapterStatus, status_of
 from loraplex.adapters.room import Room
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.tier import Entry, Tier
 
 __all__ = ["HostMemory", "PrefetchCounts", "Residency", "State"]
-
-
-class State(Enum):
-    """Where an adapter is, as far as the device is concerned."""
-
-    ABSENT = auto()
-    LOADING = auto()
-    RESIDENT = auto()
 
 
 def _no_clock() -> float:

@@ -11,10 +11,10 @@ import msgspec
 from tests.platform.scripted_engine import (
     DIGEST,
     PASSED,
-    ScriptedJournal,
     explained,
     residency_report,
 )
+from tests.platform.scripted_journal import ScriptedJournal
 
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.errors import (

@@ -15,6 +15,7 @@ from torch import Tensor
 from loraplex.engine import gate
 from loraplex.engine.core import StepReport
 from loraplex.engine.frames import encode
+from loraplex.engine.linear_group import Detour
 from loraplex.engine.lora_batch import LoraBatch
 from loraplex.engine.lora_linear import LoraConv1D, LoraLinear
 from loraplex.engine.model import LoadedModel
@@ -113,10 +114,11 @@ def _time_layer(layer: LoraLinear | LoraConv1D, watch: StopWatch) -> None:
     layer.register_forward_hook(stop)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _TimedLora:
     lora: LoraBatch
     watch: StopWatch
+    detour: Detour | None = None
 
     def linear(self, slices: Slices, y: Tensor, x: Tensor) -> Tensor:
         with self.watch.timing("lora_s"):

@@ -40,6 +40,9 @@ class ColdPasses:
         self._begin = begin
         self._under_way: dict[str, tuple[Chunk, Begun]] = {}
 
+    def __len__(self) -> int:
+        return len(self._under_way)
+
     def keep(self, listed: Sequence[ColdChunk]) -> None:
         """Give up those that are listed no longer."""
         chunks = {cold.chunk.request_id: cold.chunk for cold in listed}

@@ -19,7 +19,7 @@ from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox, Withdrawn
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
-from loraplex.engine.residency_protocol import ColdStatus, Pins, Warm
+from loraplex.engine.residency_protocol import ColdStatus, LinkStatus, Pins, Warm
 from loraplex.engine.residency_report import report_of
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
@@ -55,6 +55,16 @@ class Runner(Protocol[Batch]):
 
     def keep_passes(self, plan: StepPlan) -> None:
         """Give up passes that the plan lists no longer; before anything that they use is."""
+        ...
+
+    @property
+    def num_cold_passes(self) -> int:
+        """Passes that are under way."""
+        ...
+
+    @property
+    def num_assistants(self) -> int:
+        """Processes that could compute adapters' parts of them now."""
         ...
 
     def copy(self, plan: StepPlan) -> None:
@@ -221,7 +231,7 @@ class Engine(Generic[Batch]):
             self._warm(message)
         else:
             now, query_id, only = self._clock(), message.query_id, message.only
-            message.reply(report_of(self._residency, ColdStatus(), now, query_id, only))
+            message.reply(report_of(self._residency, self._cold(), now, query_id, only))
 
     def _warm(self, hint: Warm) -> None:
         """Expect a use. What cannot be read is told to its first request, as if there were none."""
@@ -233,6 +243,16 @@ class Engine(Generic[Batch]):
         key, until_s = AdapterKey(hint.tenant, hint.adapter), self._clock() + hint.ttl_s
         if not self._scheduler.prefetch.warm(key, num_bytes, until_s):
             _log.warning("tenant %s has too many open hints; one is ignored", hint.tenant)
+
+    def _cold(self) -> ColdStatus:
+        link = self._transfers.link
+        return ColdStatus(
+            link=LinkStatus(
+                limit_bytes_per_s=link.limit_bytes_per_s, measured_bytes_per_s=link.bytes_per_s
+            ),
+            num_passes=self._runner.num_cold_passes,
+            num_assistants=self._runner.num_assistants,
+        )
 
     def _drop(self, key: AdapterKey) -> None:
         self._residency.drop(key)

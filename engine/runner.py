@@ -110,6 +110,16 @@ class ModelRunner:
         return self._model
 
     @property
+    def num_cold_passes(self) -> int:
+        """See `core.Runner`."""
+        return len(self._passes)
+
+    @property
+    def num_assistants(self) -> int:
+        """See `core.Runner`."""
+        return 0 if self.assist is None else self.assist.num_ready
+
+    @property
     def shapes(self) -> BaseShapes:
         """What an adapter can be attached to."""
         return self._model.shapes

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from loraplex.engine.linear_group import Detour
 from loraplex.engine.lora_linear import LoraConv1D, LoraLinear
 from loraplex.engine.model import LoadedModel
 from loraplex.kernels.segments import Slices
@@ -23,7 +22,7 @@ def with_own_modules(model: LoadedModel) -> LoadedModel:
 class _NoUpdates:
     """Of linear layers as they would be if no adapter could be served."""
 
-    detour: Detour | None = None
+    detour = None
 
     def linear(self, slices: Slices, y: Tensor, x: Tensor) -> Tensor:  # noqa: ARG002  an `Updates`
         return y

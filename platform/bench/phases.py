@@ -114,11 +114,14 @@ def _time_layer(layer: LoraLinear | LoraConv1D, watch: StopWatch) -> None:
     layer.register_forward_hook(stop)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _TimedLora:
     lora: LoraBatch
     watch: StopWatch
-    detour: Detour | None = None
+
+    @property
+    def detour(self) -> Detour | None:
+        return self.lora.detour
 
     def linear(self, slices: Slices, y: Tensor, x: Tensor) -> Tensor:
         with self.watch.timing("lora_s"):

@@ -47,6 +47,8 @@ class SimulatedRunner:
     """Computes plans against a simulated KV pool."""
 
     overlaps = False
+    num_cold_passes = 0
+    num_assistants = 0
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size

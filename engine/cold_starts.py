@@ -184,8 +184,10 @@ class ColdStarts:
         elif cold.run is None:
             asked = self._ask(request, request.num_computed_tokens)
             if asked.decision.route != "wait":
-                cold.run = self._pass(request, asked)
-                self._advance(cold.run, draft)
+                run = self._pass(request, asked)
+                self._advance(run, draft)
+                # A step that computes nothing begins no pass, and the next may find all there.
+                cold.run = run if run.advances else None
         return True
 
     def close(self, draft: Draft) -> None:

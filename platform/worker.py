@@ -272,7 +272,8 @@ def compose_engine(
     config = replace(config, copy_ms_per_block=runner.measure_copy_ms(), num_assistants=num)
     stored = StoredAdapters(store, runner, shares=num > 0)
     transfers = Transfers(stored, mailbox.wake, link=_copy_link(settings))
-    new_text = transcripts(Tokenizer.from_buffer(tokenizer_json), transfers.resident)
+    tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    new_text = transcripts(tokenizer, transfers.resident, transfers.arriving)
     scheduler = _scheduler(settings, model, config, residency, new_text, costs)
     told = adapter_sizes.told
     engine = Engine(mailbox, scheduler, residency, transfers, runner, told, clock)
@@ -308,6 +309,7 @@ def scheduler_config(
         },
         max_transfer_bytes=settings.max_transfer_bytes,
         prefetch=settings.prefetch,
+        route=settings.adapter_route,
         kv_forecast=True,
         lent_block_bytes=sizes.lent_block_bytes,
         min_blocks=sizes.min_blocks,

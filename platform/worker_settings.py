@@ -157,6 +157,13 @@ class WorkerSettings(BaseSettings):
         "most 8; on a CPU none, since its copies are faster than any help, unless "
         "`adapter_copy_bytes_per_s` slows them.",
     )
+    adapter_route: Literal["choose", "wait", "layer-wise", "assist"] = Field(
+        "choose",
+        description="How a request goes on whose adapter is not on the device. `choose`: by what "
+        "is predicted to bring its first token first; `wait`: when all of the adapter is there; "
+        "`layer-wise`: on the layers that have come; `assist`: the same, with the host's help for "
+        "those that have not. All but `choose` are for comparison.",
+    )
     max_transfer_bytes: int | None = Field(
         None,
         ge=1,

@@ -24,6 +24,8 @@ _STORE_COST = 4.0
 host: 3 to 5 times, as measured by `loraplex bench residency` (`docs/residency.md`)."""
 _WAITING_USES = 64.0
 """A request that waits is a use that is certain and near, and worth so many that may come."""
+_HINTED_USES = 1.0
+"""What a tenant has said that it will use is expected to be used once."""
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class _Known:
     """Requests that arrived, each discounted by its age, as of tick `as_of`."""
     as_of: int
     num_waiting: int = 0
+    is_hinted: bool = False
 
 
 class Demand:
@@ -57,6 +60,23 @@ class Demand:
         self._tick += 1
         known = self._learn(key, num_bytes)
         known.uses, known.as_of = self._uses(known) + 1.0, self._tick
+        known.is_hinted = False  # what was expected is there
+
+    def hint(self, key: AdapterKey, num_bytes: int) -> None:
+        """A tenant expects to use an adapter of so many bytes once, until a request for it comes or
+        the hint ends. What is hinted is not forgotten."""
+        self._learn(key, num_bytes).is_hinted = True
+
+    def end_hint(self, key: AdapterKey) -> None:
+        """It is no longer expected, if it was."""
+        known = self._known.get(key)
+        if known is not None:
+            known.is_hinted = False
+
+    def is_hinted(self, key: AdapterKey) -> bool:
+        """True if its tenant expects to use it, and no request for it has come since."""
+        known = self._known.get(key)
+        return known is not None and known.is_hinted
 
     def waits(self, key: AdapterKey, num_bytes: int) -> None:
         """One more request waits that needs an adapter of so many bytes: a new one, or one that
@@ -97,6 +117,7 @@ class Demand:
         if known is None:
             return 0.0
         uses = self._uses(known) + _WAITING_USES * known.num_waiting
+        uses += _HINTED_USES * known.is_hinted
         cost = known.num_bytes + _FIXED_BYTES
         return uses * (cost if key in self._near else _STORE_COST * cost)
 
@@ -109,7 +130,7 @@ class Demand:
         """Expect no more requests for it than those that wait."""
         known = self._known.get(key)
         if known is not None:
-            known.uses = 0.0
+            known.uses, known.is_hinted = 0.0, False
 
     def _learn(self, key: AdapterKey, num_bytes: int) -> _Known:
         known = self._known.get(key)
@@ -124,8 +145,10 @@ class Demand:
         return known.uses * exp((known.as_of - self._tick) / memory)
 
     def _forget_some(self) -> None:
-        """Keep the half that has been asked for most, and all that requests wait for."""
+        """Keep the half that has been asked for most, and all that is waited for or hinted."""
         kept = nlargest(_MAX_KNOWN // 2, self._known, key=lambda key: self._uses(self._known[key]))
         most = set(kept)
-        self._known = {k: v for k, v in self._known.items() if k in most or v.num_waiting}
+        self._known = {
+            k: v for k, v in self._known.items() if k in most or v.num_waiting or v.is_hinted
+        }
         self._most_known = max(_MAX_KNOWN, 2 * len(self._known))

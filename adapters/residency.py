@@ -23,7 +23,6 @@ that tenant's own loads; both are bounded (`reservations`), so that they block n
 """
 
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
 
 from loraplex.adapters.demand import Demand
 from loraplex.adapters.errors import ResidencyViolation
@@ -31,21 +30,14 @@ from loraplex.adapters.eviction import Eviction, LeastWorth
 from loraplex.adapters.host_copies import HostCopies, HostMemory
 from loraplex.adapters.last_evictions import LastEvictions
 from loraplex.adapters.reservations import Granted, Promises, Reservations
-from loraplex.adapters.residency_counts import Cause, PrefetchCounts, ResidencyCounts
+from loraplex.adapters.residency_counts import Cause, PrefetchCause, PrefetchCounts, ResidencyCounts
+from loraplex.adapters.residency_state import State
 from loraplex.adapters.residency_status import AdapterStatus, status_of
 from loraplex.adapters.room import Room
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.tier import Entry, Tier
 
 __all__ = ["HostMemory", "PrefetchCounts", "Residency", "State"]
-
-
-class State(Enum):
-    """Where an adapter is, as far as the device is concerned."""
-
-    ABSENT = auto()
-    LOADING = auto()
-    RESIDENT = auto()
 
 
 def _no_clock() -> float:
@@ -173,10 +165,15 @@ class Residency:
         return self._room.victims(num_bytes, tenant, is_prefetch=is_prefetch)
 
     def start_load(
-        self, key: AdapterKey, num_bytes: int, *, is_prefetch: bool = False
+        self,
+        key: AdapterKey,
+        num_bytes: int,
+        *,
+        is_prefetch: bool = False,
+        cause: PrefetchCause = "queue",
     ) -> tuple[AdapterKey, ...]:
         """Reserve memory for an absent adapter; return those that are evicted for it, in order.
-        They may be on their way, if they were prefetched.
+        They may be on their way, if they were prefetched. `cause` is a prefetch's.
 
         Raises:
             ResidencyViolation: the adapter is not absent, or `can_load` is false.
@@ -195,8 +192,7 @@ class Residency:
         self._device.add(key, Entry(num_bytes, is_unclaimed=is_prefetch, is_pinned=is_pinned))
         self._version += 1
         if is_prefetch:
-            self.prefetched.num_started += 1
-            self.prefetched.started_bytes += num_bytes
+            self.prefetched.start(key, num_bytes, cause)
         self._eviction.loaded(key, num_bytes)
         self.counts.count_load(is_from_host=self.host.begin(key, self.demand))
         return evicted
@@ -208,7 +204,7 @@ class Residency:
             raise ResidencyViolation(f"adapter {key.digest} was not prefetched")
         self._device.claim(key)
         self._version += 1
-        self.prefetched.num_claimed += 1
+        self.prefetched.claim(key)
 
     def note_layers(
         self, key: AdapterKey, num_layers: int, of_layers: int, *, is_open: bool = False
@@ -259,7 +255,7 @@ class Residency:
         self._device.lease(key, 1)
         if entry.is_unclaimed:
             self._device.claim(key)
-            self.prefetched.num_claimed += 1
+            self.prefetched.claim(key)
         self._eviction.used(key)
         self.counts.num_uses += 1
         self._touch(key)
@@ -331,6 +327,7 @@ class Residency:
         waits for it, and pin it no longer."""
         self.counts.num_drops += 1
         self._promises.unpin(key)
+        self.demand.end_hint(key)
         if key in self._device:
             self._device.pin(key, is_pinned=False)
         self._dropped.add(key)
@@ -341,8 +338,10 @@ class Residency:
         freed, self._freed = tuple(self._freed), []
         return freed
 
-    def status(self) -> Iterator[AdapterStatus]:
-        """How each adapter stands that is anywhere, or is waited for."""
+    def status(self, only: AdapterKey | None = None) -> Iterator[AdapterStatus]:
+        """How each adapter stands that is anywhere, or is waited for; or this one, if it is not."""
+        if only is not None:
+            return iter((status_of(only, self._device, self.host, self.demand),))
         keys = {key: None for key, _ in self._device.items()}
         keys |= dict.fromkeys(self.host.keys) | dict.fromkeys(self.demand.awaited())
         return (status_of(key, self._device, self.host, self.demand) for key in keys)
@@ -355,8 +354,7 @@ class Residency:
             assert not entry.leases or entry.is_there or not entry.is_unclaimed
             assert entry.is_pinned is (key in self._promises.pinned)
         num_unclaimed = sum(entry.is_unclaimed for _, entry in self._device.items())
-        ended = self.prefetched.num_claimed + self.prefetched.num_wasted
-        assert self.prefetched.num_started == ended + num_unclaimed
+        self.prefetched.check(num_unclaimed)
         for key in self._dropped:
             is_used = key in self._device or key in self.host.keys
             assert is_used or self.demand.is_awaited(key), "what is gone is to be dropped"
@@ -366,8 +364,7 @@ class Residency:
         entry = self._device.remove(key)
         self._version += 1
         if entry.is_unclaimed:
-            self.prefetched.num_wasted += 1
-            self.prefetched.wasted_bytes += entry.num_bytes
+            self.prefetched.waste(key, entry.num_bytes)
         if cause is not None:
             self.counts.count_eviction("device", cause)
             self.last_evictions.note(key, "device", cause)

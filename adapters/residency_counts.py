@@ -1,9 +1,12 @@
 """What has happened to adapters in memory since the start."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add, sub
 from types import MappingProxyType
 from typing import Literal
+
+from loraplex.adapters.spec import AdapterKey
 
 TierName = Literal["device", "host"]
 Cause = Literal["load", "prefetch", "kv", "drop"]
@@ -20,8 +23,13 @@ since it was prefetched; the request waited for the load that it had caused, or 
 had; it began while layers were copied, or also had the host compute some of them."""
 
 
-@dataclass(slots=True)
-class PrefetchCounts:
+PrefetchCause = Literal["queue", "guess", "hint", "pin"]
+"""Why an adapter was loaded before a request needed it: a request waits that will; it was pushed
+out and may be asked for again; its tenant said that it would be; it is pinned."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchTally:
     """What became of prefetches; what is neither claimed nor wasted is still there."""
 
     num_started: int = 0
@@ -29,6 +37,82 @@ class PrefetchCounts:
     num_wasted: int = 0
     started_bytes: int = 0
     wasted_bytes: int = 0
+
+    def __add__(self, other: "PrefetchTally") -> "PrefetchTally":
+        """Of both."""
+        return PrefetchTally(*map(add, astuple(self), astuple(other)))
+
+    def __sub__(self, before: "PrefetchTally") -> "PrefetchTally":
+        """What has come since."""
+        return PrefetchTally(*map(sub, astuple(self), astuple(before)))
+
+
+class PrefetchCounts:
+    """What became of prefetches, by cause and of all together."""
+
+    def __init__(self) -> None:
+        self._by_cause: dict[PrefetchCause, PrefetchTally] = {}
+        self._unclaimed: dict[AdapterKey, PrefetchCause] = {}
+
+    def start(self, key: AdapterKey, num_bytes: int, cause: PrefetchCause) -> None:
+        """One more was started."""
+        self._unclaimed[key] = cause
+        self._add(cause, PrefetchTally(num_started=1, started_bytes=num_bytes))
+
+    def claim(self, key: AdapterKey) -> None:
+        """A request needs what was prefetched."""
+        self._add(self._unclaimed.pop(key), PrefetchTally(num_claimed=1))
+
+    def waste(self, key: AdapterKey, num_bytes: int) -> None:
+        """What was prefetched is gone, and no request has needed it."""
+        self._add(self._unclaimed.pop(key), PrefetchTally(num_wasted=1, wasted_bytes=num_bytes))
+
+    def cause(self, key: AdapterKey) -> PrefetchCause | None:
+        """Why it was prefetched; None if it was not, or a request has needed it since."""
+        return self._unclaimed.get(key)
+
+    def of(self, cause: PrefetchCause) -> PrefetchTally:
+        """Of one cause."""
+        return self._by_cause.get(cause, PrefetchTally())
+
+    @property
+    def total(self) -> PrefetchTally:
+        """Of all causes together."""
+        return sum(self._by_cause.values(), PrefetchTally())
+
+    @property
+    def num_started(self) -> int:
+        """Of all causes; so below."""
+        return self.total.num_started
+
+    @property
+    def num_claimed(self) -> int:
+        """By requests that needed them."""
+        return self.total.num_claimed
+
+    @property
+    def num_wasted(self) -> int:
+        """Evicted or failed before."""
+        return self.total.num_wasted
+
+    @property
+    def started_bytes(self) -> int:
+        """Of what was started."""
+        return self.total.started_bytes
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Of what was wasted."""
+        return self.total.wasted_bytes
+
+    def check(self, num_unclaimed: int) -> None:
+        """Assert the conservation law, where so many are there or on their way, unclaimed."""
+        total = self.total
+        assert len(self._unclaimed) == num_unclaimed
+        assert total.num_started == total.num_claimed + total.num_wasted + num_unclaimed
+
+    def _add(self, cause: PrefetchCause, tally: PrefetchTally) -> None:
+        self._by_cause[cause] = self.of(cause) + tally
 
 
 @dataclass(slots=True)

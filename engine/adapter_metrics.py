@@ -1,7 +1,6 @@
 """Metrics of adapters in memory. Label sets are closed; no tenant and no adapter is a label."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -10,7 +9,13 @@ from prometheus_client.registry import Collector
 
 from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, AdapterMissing
 from loraplex.adapters.residency import Residency
-from loraplex.adapters.residency_counts import CAUSES, Cause, TierName
+from loraplex.adapters.residency_counts import (
+    CAUSES,
+    Cause,
+    PrefetchCause,
+    PrefetchTally,
+    TierName,
+)
 from loraplex.engine.copy_link import CopyCause, CopyLink
 from loraplex.engine.core import StepReport
 from loraplex.engine.route_metrics import RouteMetrics
@@ -100,7 +105,7 @@ class AdapterMetrics:
 
 class PrefetchMetrics:
     """What becomes of prefetches: precision is claimed ÷ started, recall claimed ÷ (claimed +
-    loads)."""
+    loads), of one cause or of all."""
 
     def __init__(self, registry: CollectorRegistry, residency: Residency) -> None:
         self._prefetches = Counter(
@@ -115,19 +120,44 @@ class PrefetchMetrics:
             "Bytes of prefetches that were wasted.",
             registry=registry,
         )
+        self._by_cause = Counter(
+            "loraplex_adapter_prefetches_by_cause",
+            "The same, by why they were started: a request waits that will need it, it was pushed "
+            "out and may be asked for again, its tenant said that it would be, or it is pinned.",
+            ["cause", "state"],
+            registry=registry,
+        )
+        self._wasted_bytes_by_cause = Counter(
+            "loraplex_adapter_prefetch_wasted_bytes_by_cause",
+            "Bytes of prefetches that were wasted, by why they were started.",
+            ["cause"],
+            registry=registry,
+        )
         self._counts = residency.prefetched
-        self._seen = replace(self._counts)
+        self._seen: dict[PrefetchCause, PrefetchTally] = {}
+        for cause in get_args(PrefetchCause):
+            self._seen[cause] = PrefetchTally()
+            self._count(cause, PrefetchTally())
 
     def observe(self) -> None:
         """Count what has happened since the last call."""
-        now, seen = self._counts, self._seen
-        if now == seen:
-            return
-        self._prefetches.labels("started").inc(now.num_started - seen.num_started)
-        self._prefetches.labels("claimed").inc(now.num_claimed - seen.num_claimed)
-        self._prefetches.labels("wasted").inc(now.num_wasted - seen.num_wasted)
-        self._wasted_bytes.inc(now.wasted_bytes - seen.wasted_bytes)
-        self._seen = replace(now)
+        for cause, seen in self._seen.items():
+            now = self._counts.of(cause)
+            if now != seen:
+                self._count(cause, now - seen)
+                self._seen[cause] = now
+
+    def _count(self, cause: PrefetchCause, more: PrefetchTally) -> None:
+        states = {
+            "started": more.num_started,
+            "claimed": more.num_claimed,
+            "wasted": more.num_wasted,
+        }
+        for state, num in states.items():
+            self._prefetches.labels(state).inc(num)
+            self._by_cause.labels(cause, state).inc(num)
+        self._wasted_bytes.inc(more.wasted_bytes)
+        self._wasted_bytes_by_cause.labels(cause).inc(more.wasted_bytes)
 
 
 class CopyCollector(Collector):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from asyncio import IncompleteReadError, StreamReader, StreamWriter
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
@@ -33,6 +34,7 @@ from loraplex.engine.frames import (
     parse_address,
     read_frame,
 )
+from loraplex.engine.hints_sent import HintsSent
 from loraplex.engine.journal_protocol import JournalReport, JournalState, JournalTotals
 from loraplex.engine.protocol import (
     PROTOCOL_VERSION,
@@ -51,7 +53,7 @@ from loraplex.engine.protocol import (
     Why,
     WorkerMessage,
 )
-from loraplex.engine.residency_protocol import Pins, ResidencyReport
+from loraplex.engine.residency_protocol import Pins, ResidencyReport, Tier, Warm
 
 __all__ = [
     "Address",
@@ -87,6 +89,7 @@ class StreamClient:
         self._queries = Queries(self._send)
         self._pins: Pins | None = None
         """For each worker that connects."""
+        self._hints = HintsSent(time.monotonic)
         self._drops: dict[Drop, None] = {}
         """What no worker has been told yet."""
         self._task: asyncio.Task[None] | None = None
@@ -172,6 +175,7 @@ class StreamClient:
 
     def drop(self, tenant: str, adapter: str) -> None:
         """See EngineClient."""
+        self._hints.end(tenant, adapter)
         drop = Drop(tenant, adapter)
         if self._writer is None:
             self._drops[drop] = None
@@ -182,6 +186,15 @@ class StreamClient:
         """See EngineClient."""
         self._pins = pins
         self._send(pins)
+
+    def warm(self, hint: Warm) -> None:
+        """See EngineClient."""
+        self._hints.note(hint)
+        self._send(hint)
+
+    async def tier(self, tenant: str, adapter: str) -> Tier | None:
+        """See EngineClient."""
+        return None if self._writer is None else await self._queries.tier(tenant, adapter)
 
     async def metrics(self) -> str:
         """See EngineClient."""
@@ -299,6 +312,8 @@ class StreamClient:
         self._connected.set()
         if self._pins is not None:
             self._send(self._pins)
+        for hint in self._hints.left():
+            self._send(hint)
         for drop in self._drops:
             self._send(drop)
         self._drops.clear()

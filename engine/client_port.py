@@ -5,7 +5,7 @@ from typing import Protocol
 
 from loraplex.engine.journal_protocol import JournalReport, JournalTotals
 from loraplex.engine.protocol import Explained, Finished, ModelInfo, SelfTest, Submit, Tokens
-from loraplex.engine.residency_protocol import Pins, ResidencyReport
+from loraplex.engine.residency_protocol import Pins, ResidencyReport, Tier, Warm
 
 
 class EngineClient(Protocol):
@@ -62,6 +62,16 @@ class EngineClient(Protocol):
     def pin(self, pins: Pins) -> None:
         """Let the worker keep these promises (`Pins`): this one, and each that connects from now
         on."""
+        ...
+
+    def warm(self, hint: Warm) -> None:
+        """Let the worker bring an adapter to the device (`Warm`): this one, and for the rest of its
+        time each that connects."""
+        ...
+
+    async def tier(self, tenant: str, adapter: str) -> Tier | None:
+        """Where an adapter is, after what was said to the worker before; None if it does not
+        answer within a second."""
         ...
 
     async def metrics(self) -> str:

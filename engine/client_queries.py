@@ -21,7 +21,7 @@ from loraplex.engine.protocol import (
     Verified,
     Verify,
 )
-from loraplex.engine.residency_protocol import ResidencyQuery, ResidencyReport
+from loraplex.engine.residency_protocol import Pin, ResidencyQuery, ResidencyReport, Tier
 
 QUERY_TIMEOUT_S = 1.0
 JOURNAL_TIMEOUT_S = 30.0
@@ -50,6 +50,15 @@ class Queries:
         """See `EngineClient.residency`."""
         answer = await self._ask(ResidencyQuery, QUERY_TIMEOUT_S)
         return answer if isinstance(answer, ResidencyReport) else None
+
+    async def tier(self, tenant: str, adapter: str) -> Tier | None:
+        """See `EngineClient.tier`."""
+        only = Pin(tenant, adapter)
+        answer = await self._ask(lambda query_id: ResidencyQuery(query_id, only), QUERY_TIMEOUT_S)
+        if not isinstance(answer, ResidencyReport):
+            return None
+        tiers = (row.tier for row in answer.adapters if Pin(row.tenant, row.adapter) == only)
+        return next(tiers, "store")
 
     async def journal(
         self, request_ids: Sequence[str], accepted_from_s: float

@@ -52,7 +52,7 @@ class ColdPass:
         all of the adapter; it is called in the pass's own thread."""
         self._lora = lora
         self._early = early
-        self._progress = progress
+        self._copied = progress
         self._assist = assist
         self._turns = Turns(lambda: forward(self), _THREAD)
         self._left = Turn()
@@ -67,11 +67,11 @@ class ColdPass:
         self._host_layers: set[int] = set()
         self._host_ms = 0.0
         self.waited_ms = 0.0
-        """Time for which steps have waited for layers, altogether."""
+        """Time for which it has waited for layers; whoever reads it may set it to 0."""
         self.logits: Tensor | None = None
         """``[sampled rows, vocab]``, once it is done."""
 
-    def advance(self, until_layer: int, *, may_assist: bool, wait_ms: float) -> ColdOutput:
+    def advance(self, until_layer: int, *, may_assist: bool = False, wait_ms: float = 0.0) -> None:
         """Go on until the pass is done, or stands before a layer of the adapter from
         ``until_layer`` on, or before one that has not come and the host may not compute, for which
         it waits up to ``wait_ms``, altogether. A pass that is done is not advanced again.
@@ -84,8 +84,17 @@ class ColdPass:
             ended = self._in_turn(self._turns.go_on)
             if ended is not None:
                 (self.logits,) = ended
-                self._num_layers = self._progress.of_layers
-        return self._output()
+                self._num_layers = self._copied.of_layers
+
+    def progress(self) -> ColdOutput:
+        """How far it has come."""
+        return ColdOutput(
+            self._num_layers,
+            len(self._host_layers),
+            is_done=self.logits is not None,
+            host_ms=self._host_ms,
+            waited_ms=self.waited_ms,
+        )
 
     def give_up(self) -> None:
         """End the pass where it stands; nothing is left of it."""
@@ -119,7 +128,7 @@ class ColdPass:
         then."""
         self._num_layers = max(self._num_layers, need.layer)
         self._await(need.layer)
-        while self._progress.num_layers <= need.layer:
+        while self._copied.num_layers <= need.layer:
             assert self._assist is not None, "nothing but the host lets it come here"
             try:
                 return self._assist.ask(self._early.host, need.paths, x.reshape(-1, x.shape[-1]))
@@ -147,7 +156,7 @@ class ColdPass:
     def _may_compute(self, layer: int) -> bool:
         if layer >= self._until_layer:
             return False
-        if self._progress.num_layers > layer:
+        if self._copied.num_layers > layer:
             return True
         if self._may_assist and not self._is_lost and self._assist and self._assist.num_ready:
             return True
@@ -155,7 +164,7 @@ class ColdPass:
 
     def _has_come(self, layer: int) -> bool:
         started = perf_counter()
-        has_come = self._progress.wait_for(layer + 1, self._wait_ms / 1e3)
+        has_come = self._copied.wait_for(layer + 1, self._wait_ms / 1e3)
         waited_ms = (perf_counter() - started) * 1e3
         self.waited_ms += waited_ms
         self._wait_ms -= waited_ms
@@ -168,11 +177,3 @@ class ColdPass:
             return turn()
         finally:
             self._left = self._lora.exchange(others)
-
-    def _output(self) -> ColdOutput:
-        return ColdOutput(
-            self._num_layers,
-            len(self._host_layers),
-            is_done=self.logits is not None,
-            host_ms=self._host_ms,
-        )

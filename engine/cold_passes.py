@@ -40,36 +40,44 @@ class ColdPasses:
         self._begin = begin
         self._under_way: dict[str, tuple[Chunk, Begun]] = {}
 
-    def take(
-        self, listed: Sequence[ColdChunk], arriving: Mapping[AdapterKey, LoadProgress]
-    ) -> None:
-        """Begin those that are new; give up those that are listed no longer."""
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def keep(self, listed: Sequence[ColdChunk]) -> None:
+        """Give up those that are listed no longer."""
         chunks = {cold.chunk.request_id: cold.chunk for cold in listed}
         for key, (chunk, begun) in tuple(self._under_way.items()):
             if chunks.get(key) != chunk:
                 del self._under_way[key]
                 begun.cold_pass.give_up()
-        for key, chunk in chunks.items():
-            if key not in self._under_way:
+
+    def begin(
+        self, listed: Sequence[ColdChunk], arriving: Mapping[AdapterKey, LoadProgress]
+    ) -> None:
+        """Begin those that are new; their adapters are among those that arrive."""
+        for cold in listed:
+            chunk = cold.chunk
+            if chunk.request_id not in self._under_way:
                 assert chunk.adapter is not None, "the base model is always there"
-                self._under_way[key] = chunk, self._begin(chunk, arriving[chunk.adapter])
+                begun = self._begin(chunk, arriving[chunk.adapter])
+                self._under_way[chunk.request_id] = chunk, begun
 
     def advance(self, listed: Sequence[ColdChunk]) -> list[Advanced]:
-        """Have all of `listed` go on, in this order; then wait for layers, where a pass may.
+        """Have all of `listed` go on that may, in this order; then wait for layers, where they may.
 
         Raises:
             Exception: what a forward pass raised.
         """
-        outputs = {cold.chunk.request_id: self._advance(cold, 0.0) for cold in listed}
-        waited_ms = 0.0
-        for cold in listed:
-            key = cold.chunk.request_id
-            wait_ms = cold.wait_ms - waited_ms
-            if wait_ms > 0 and not outputs[key].is_done:
-                before_ms = self._pass(cold).waited_ms
-                outputs[key] = self._advance(cold, wait_ms)
-                waited_ms += self._pass(cold).waited_ms - before_ms
-        return [self._ended(cold, outputs[cold.chunk.request_id]) for cold in listed]
+        passes = [self._under_way[cold.chunk.request_id][1].cold_pass for cold in listed]
+        for cold, each in zip(listed, passes, strict=True):
+            each.waited_ms = 0.0
+            if cold.advances:
+                each.advance(cold.until_layer, may_assist=cold.may_assist)
+        for cold, each in zip(listed, passes, strict=True):
+            wait_ms = cold.wait_ms - sum(other.waited_ms for other in passes)
+            if cold.advances and wait_ms > 0 and each.logits is None:
+                each.advance(cold.until_layer, may_assist=cold.may_assist, wait_ms=wait_ms)
+        return [self._advanced(cold.chunk.request_id) for cold in listed]
 
     def give_up(self) -> None:
         """End all of them where they stand."""
@@ -77,17 +85,9 @@ class ColdPasses:
             _, (_, begun) = self._under_way.popitem()
             begun.cold_pass.give_up()
 
-    def _pass(self, cold: ColdChunk) -> ColdPass:
-        return self._under_way[cold.chunk.request_id][1].cold_pass
-
-    def _advance(self, cold: ColdChunk, wait_ms: float) -> ColdOutput:
-        return self._pass(cold).advance(
-            cold.until_layer, may_assist=cold.may_assist, wait_ms=wait_ms
-        )
-
-    def _ended(self, cold: ColdChunk, output: ColdOutput) -> Advanced:
-        key = cold.chunk.request_id
+    def _advanced(self, key: str) -> Advanced:
         _, begun = self._under_way[key]
+        output = begun.cold_pass.progress()
         if output.is_done:
             del self._under_way[key]
         return Advanced(key, output, begun)

@@ -19,7 +19,7 @@ from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox, Withdrawn
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
-from loraplex.engine.residency_protocol import ColdStatus, Pins
+from loraplex.engine.residency_protocol import ColdStatus, LinkStatus, Pins, Warm
 from loraplex.engine.residency_report import report_of
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
@@ -53,6 +53,20 @@ class Runner(Protocol[Batch]):
         """True if a device computes between `launch` and `collect`, whatever the host does."""
         ...
 
+    def keep_passes(self, plan: StepPlan) -> None:
+        """Give up passes that the plan lists no longer; before anything that they use is."""
+        ...
+
+    @property
+    def num_cold_passes(self) -> int:
+        """Passes that are under way."""
+        ...
+
+    @property
+    def num_assistants(self) -> int:
+        """Processes that could compute adapters' parts of them now."""
+        ...
+
     def copy(self, plan: StepPlan) -> None:
         """Copy the plan's KV blocks, those to the host first; before `build`."""
         ...
@@ -76,8 +90,9 @@ class Runner(Protocol[Batch]):
         ...
 
     def abandon(self) -> None:
-        """A step broke before it was collected: wait until the device computes nothing of it, for
-        what it uses may be given up next. Raises nothing."""
+        """A step broke before it was collected, or there will be none: wait until the device
+        computes nothing of it, for what it uses may be given up next, and give up all passes.
+        Raises nothing."""
         ...
 
 
@@ -130,6 +145,7 @@ class Engine(Generic[Batch]):
         self._take_messages()
         arrivals = self._take_arrivals()
         plan = self._scheduler.plan(self._clock())
+        self._runner.keep_passes(plan)
         self._transfers.start(plan)
         planned = perf_counter()
         try:
@@ -172,6 +188,10 @@ class Engine(Generic[Batch]):
         self._runner.copy(plan)
         return perf_counter() - started
 
+    def close(self) -> None:
+        """Give up what goes on from step to step; `step` is called no more."""
+        self._runner.abandon()
+
     @property
     def idle_s(self) -> float | None:
         """How long nothing is to be done, if nothing comes; None for ever."""
@@ -201,15 +221,38 @@ class Engine(Generic[Batch]):
         for submit in self._mailbox.take_submits():
             self._accept(submit)
 
-    def _tend(self, message: Drop | Pins | Inspection) -> None:
+    def _tend(self, message: Drop | Pins | Warm | Inspection) -> None:
         """What is about adapters rather than requests."""
         if isinstance(message, Drop):
             self._drop(AdapterKey(message.tenant, message.adapter))
         elif isinstance(message, Pins):
             self._reserve(message)
+        elif isinstance(message, Warm):
+            self._warm(message)
         else:
-            report = report_of(self._residency, ColdStatus(), self._clock(), message.query_id)
-            message.reply(report)
+            now, query_id, only = self._clock(), message.query_id, message.only
+            message.reply(report_of(self._residency, self._cold(), now, query_id, only))
+
+    def _warm(self, hint: Warm) -> None:
+        """Expect a use. What cannot be read is told to its first request, as if there were none."""
+        try:
+            num_bytes = self._adapter_sizes(hint.adapter).device_bytes
+        except Exception as error:  # noqa: BLE001  a hint must not break a step
+            _log.warning("adapter %s is not warmed: it cannot be read: %s", hint.adapter, error)
+            return
+        key, until_s = AdapterKey(hint.tenant, hint.adapter), self._clock() + hint.ttl_s
+        if not self._scheduler.prefetch.warm(key, num_bytes, until_s):
+            _log.warning("tenant %s has too many open hints; one is ignored", hint.tenant)
+
+    def _cold(self) -> ColdStatus:
+        link = self._transfers.link
+        return ColdStatus(
+            link=LinkStatus(
+                limit_bytes_per_s=link.limit_bytes_per_s, measured_bytes_per_s=link.bytes_per_s
+            ),
+            num_passes=self._runner.num_cold_passes,
+            num_assistants=self._runner.num_assistants,
+        )
 
     def _drop(self, key: AdapterKey) -> None:
         self._residency.drop(key)
@@ -260,6 +303,8 @@ class Engine(Generic[Batch]):
                 self._scheduler.fail_adapter(arrival.key, *_told(arrival.error))
             else:
                 self._residency.finish_load(arrival.key)
+            if arrival.num_bytes:
+                self._scheduler.routes.note_copy(arrival.num_bytes, arrival.copy_s)
         for progress in self._transfers.progress():
             key, num_layers, of_layers, is_open = progress
             self._residency.note_layers(key, num_layers, of_layers, is_open=is_open)

@@ -96,6 +96,10 @@ class KernelsMissing(StartRefused):
     """Compiled kernels were demanded, and there are none for this machine, device or dtype."""
 
 
+class TooFewCores(StartRefused):
+    """There are fewer cores than processes that are each to be bound to one."""
+
+
 class AddressInUse(StartRefused):
     """Another worker listens there already."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loraplex.engine.residency_protocol import ResidencyReport
+from loraplex.engine.residency_protocol import Pin, ResidencyReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +13,5 @@ class Inspection:
     query_id: int
     reply: Callable[[ResidencyReport], None]
     """Called on the engine's thread."""
+    only: Pin | None = None
+    """See `ResidencyQuery`."""

@@ -10,7 +10,7 @@ from typing import Protocol
 from loraplex.adapters.sizes import AdapterSizes
 from loraplex.engine.mailbox import Mailbox, Message, Withdrawn
 from loraplex.engine.protocol import Abort, Submit, Why
-from loraplex.engine.residency_protocol import Pins
+from loraplex.engine.residency_protocol import Pins, Warm
 
 NUM_THREADS = 4
 """Adapters of requests whose sizes are read at a time."""
@@ -30,8 +30,8 @@ class Intake:
     """Passes messages on, in order for each request. One whose adapter is unknown is held until its
     sizes are known, or why they are not, which the engine then tells; meanwhile others go past.
 
-    Each adapter is read once, whoever asks. Pins name many adapters: one thread reads those, so
-    that no request waits behind them. Safe from any thread.
+    Each adapter is read once, whoever asks. Pins name many adapters, and hints may be many: one
+    thread reads those, so that no request waits behind them. Safe from any thread.
     """
 
     def __init__(self, mailbox: Mailbox, sizes: Sizes) -> None:
@@ -71,7 +71,9 @@ class Intake:
             case Pins(pinned=pinned) if not all(
                 self._sizes.are_known(pin.adapter) for pin in pinned
             ):
-                self._of_pins.submit(self._read_pins, message)
+                self._of_pins.submit(self._read_for, message, *(pin.adapter for pin in pinned))
+            case Warm(adapter=digest) if not self._sizes.are_known(digest):
+                self._of_pins.submit(self._read_for, message, digest)
             case _:
                 self._mailbox.put(message)
 
@@ -89,9 +91,9 @@ class Intake:
             for request_id in self._readers.pop(digest):
                 self._mailbox.put(*self._held.pop(request_id, ()))
 
-    def _read_pins(self, pins: Pins) -> None:
-        self._learn(pin.adapter for pin in pins.pinned)
-        self._mailbox.put(pins)
+    def _read_for(self, message: Pins | Warm, *digests: str) -> None:
+        self._learn(digests)
+        self._mailbox.put(message)
 
     def _learn(self, digests: Iterable[str]) -> None:
         for digest in digests:

@@ -33,8 +33,10 @@ class Detour(Protocol):
 class Updates(Protocol):
     """What changes the outputs of linear layers for some rows of a step."""
 
-    detour: Detour | None
-    """Of the forward pass that runs; most have none."""
+    @property
+    def detour(self) -> Detour | None:
+        """Of the forward pass that runs; most have none."""
+        ...
 
     def linear(self, slices: Slices, y: Tensor, x: Tensor) -> Tensor:
         """Return ``y [..., out]`` of the base, whose memory may be used, as it is to be for

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Set
 from itertools import takewhile
 
 from loraplex.adapters.residency import Residency, State
-from loraplex.adapters.residency_counts import Route
+from loraplex.adapters.residency_counts import PrefetchCause, Route
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.admission import Blocked
 from loraplex.engine.draft import Draft
@@ -162,9 +162,12 @@ class Loads:
                 other.clock.switch("load", now)
         self._waited[request.key] = route
 
-    def prefetch(self, key: AdapterKey, num_bytes: int, draft: Draft) -> None:
+    def prefetch(
+        self, key: AdapterKey, num_bytes: int, draft: Draft, cause: PrefetchCause = "queue"
+    ) -> None:
         """Start to load what nobody needs yet."""
-        self.evicted(self._residency.start_load(key, num_bytes, is_prefetch=True), draft)
+        start = self._residency.start_load
+        self.evicted(start(key, num_bytes, is_prefetch=True, cause=cause), draft)
         self._prefetched[key] = num_bytes
         draft.prefetches.append(key)
 

@@ -34,7 +34,13 @@ class EngineLoop:
 
     def run(self) -> None:
         """Body of the engine's thread. Raises what made MAX_FAILED_STEPS steps in a row fail, and
-        what `publish` raises."""
+        what `publish` raises. The engine is closed at the end."""
+        try:
+            self._run_steps()
+        finally:
+            self.engine.close()
+
+    def _run_steps(self) -> None:
         num_failed = 0
         while not self.stopped:
             # Not inside the step, whose time is what requests are charged for.

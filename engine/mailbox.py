@@ -8,7 +8,7 @@ from typing import Protocol
 
 from loraplex.engine.inspection import Inspection
 from loraplex.engine.protocol import Abort, Drop, Submit, Why
-from loraplex.engine.residency_protocol import Pins
+from loraplex.engine.residency_protocol import Pins, Warm
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Withdrawn:
     submit: Submit
 
 
-Message = Submit | Withdrawn | Abort | Why | Drop | Pins | Inspection
+Message = Submit | Withdrawn | Abort | Why | Drop | Pins | Warm | Inspection
 
 
 class Inbox(Protocol):

@@ -15,10 +15,10 @@ from loraplex.engine.journal_protocol import (
     JournalTotals,
     JournalTotalsQuery,
 )
-from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport, Warm
 from loraplex.engine.usage import Usage as Usage  # noqa: PLC0414  a part of the protocol, told from here
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -161,6 +161,7 @@ GatewayMessage = (
     | Why
     | Drop
     | Pins
+    | Warm
     | MetricsQuery
     | ResidencyQuery
     | JournalQuery

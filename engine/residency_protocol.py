@@ -41,10 +41,25 @@ class Pins(msgspec.Struct, frozen=True, tag="pins", kw_only=True):
     """The same of the host's memory."""
 
 
+class Warm(msgspec.Struct, frozen=True, tag="warm"):
+    """A tenant will use an adapter soon: let it be brought to the device before, as far as nobody
+    needs more what that takes. Nothing is promised and nothing answered. Said again by whoever, the
+    later end holds."""
+
+    tenant: str
+    adapter: str
+    """Digest."""
+    ttl_s: float
+    """For how long it is expected, from when the worker takes the message: clocks differ."""
+
+
 class ResidencyQuery(msgspec.Struct, frozen=True, tag="residency_query"):
     """Ask which adapters are where. Answered by `ResidencyReport` after the step in progress."""
 
     query_id: int
+    only: Pin | None = None
+    """Tell of this adapter alone, wherever it is, and of what is in flight of it; None for all that
+    are in memory or awaited."""
 
 
 class TierTotals(msgspec.Struct, frozen=True, kw_only=True):

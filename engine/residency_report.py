@@ -7,6 +7,7 @@ from msgspec import structs
 from loraplex.adapters.last_evictions import Evicted
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.residency_status import AdapterStatus
+from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.residency_protocol import (
     AdapterRow,
     ColdStatus,
@@ -22,9 +23,13 @@ from loraplex.engine.residency_protocol import (
 _NEAREST = ("device", "loading", "host", "store")
 
 
-def report_of(residency: Residency, cold: ColdStatus, now: float, query_id: int) -> ResidencyReport:
-    """`now` is of the residency's clock, in seconds. What is in flight is put into `cold`."""
-    statuses = list(residency.status())
+def report_of(
+    residency: Residency, cold: ColdStatus, now: float, query_id: int, only: Pin | None = None
+) -> ResidencyReport:
+    """`now` is of the residency's clock, in seconds; `only` as `ResidencyQuery` says. What is in
+    flight is put into `cold`."""
+    key = None if only is None else AdapterKey(only.tenant, only.adapter)
+    statuses = list(residency.status(key))
     rows = [_row(status, now) for status in statuses]
     rows.sort(key=lambda row: (_NEAREST.index(row.tier), _idle_s(row), row.tenant, row.adapter))
     granted, host = residency.granted, residency.host

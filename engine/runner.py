@@ -79,6 +79,7 @@ class ModelRunner:
         self._model = model
         self._lora = model.lora
         self.block_size = block_size
+        self.assist = assist
         kv_layout = KvLayout(num_blocks, block_size)
         host_layout = KvLayout(num_host_blocks, block_size)
         self._layout = BatchLayout(
@@ -100,7 +101,6 @@ class ModelRunner:
         self.num_steps = {False: 0, True: 0}
         """That were computed, by whether it was by a graph."""
         self._caches = _allocate(model, kv_layout, model.device)
-        self._assist = assist
         self._passes = ColdPasses(self._begin_pass)
         self._copies = KvCopies(self._caches, _allocate(model, host_layout, torch.device("cpu")))
 
@@ -108,6 +108,16 @@ class ModelRunner:
     def model(self) -> LoadedModel:
         """The base model that it computes."""
         return self._model
+
+    @property
+    def num_cold_passes(self) -> int:
+        """See `core.Runner`."""
+        return len(self._passes)
+
+    @property
+    def num_assistants(self) -> int:
+        """See `core.Runner`."""
+        return 0 if self.assist is None else self.assist.num_ready
 
     @property
     def shapes(self) -> BaseShapes:
@@ -152,6 +162,10 @@ class ModelRunner:
         """Time to copy one KV block to the host or back; before anything is in them."""
         return self._copies.measure_ms_per_block()
 
+    def keep_passes(self, plan: StepPlan) -> None:
+        """See `core.Runner`."""
+        self._passes.keep(plan.cold)
+
     def copy(self, plan: StepPlan) -> None:
         """Copy KV blocks to the host, give up the memory of those that are lent, copy from the
         host."""
@@ -167,7 +181,7 @@ class ModelRunner:
         arriving: Mapping[AdapterKey, LoadProgress] = NOTHING_ARRIVES,
     ) -> StepBatch:
         """Turn a plan into device tensors; ``adapters`` holds all that it uses."""
-        self._passes.take(plan.cold, arriving)
+        self._passes.begin(plan.cold, arriving)
         return self._builder.build(plan, adapters)
 
     def launch(self, batch: StepBatch) -> Launched | StepBatch:
@@ -188,10 +202,6 @@ class ModelRunner:
             with suppress(RuntimeError):  # of the device, which the step has raised already
                 torch.cuda.synchronize(self._layout.device)
         self._passes.give_up()
-
-    def close(self) -> None:
-        """Give up the passes that are under way: each has a thread."""
-        self.abandon()
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -268,7 +278,7 @@ class ModelRunner:
             with torch.inference_mode(), torch.cuda.stream(stream):
                 return self._forward(batch, detour)
 
-        return Begun(batch, ColdPass(self._lora, early, progress, forward, self._assist))
+        return Begun(batch, ColdPass(self._lora, early, progress, forward, self.assist))
 
     def _advance(self, batch: StepBatch) -> list[PassDraw]:
         return [self._pass_draw(each) for each in self._passes.advance(batch.cold)]

@@ -42,7 +42,7 @@ from loraplex.engine.protocol import (
     Welcome,
     Why,
 )
-from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport, Warm
 
 _log = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ class StreamServer:
                 case Abort() | Why() as message:
                     if message.request_id in gateway.request_ids:
                         self._inbox.put(message)
-                case Drop() | Pins() as message:
+                case Drop() | Pins() | Warm() as message:
                     self._inbox.put(message)
                 case Verify() | EndVerification() as message:
                     self._verify_or_end(message, gateway)
@@ -242,7 +242,7 @@ class StreamServer:
         gateway: _Gateway,
     ) -> None:
         if isinstance(query, ResidencyQuery):
-            self._inspect(query.query_id, gateway)
+            self._inspect(query, gateway)
         elif isinstance(query, MetricsQuery):
             gateway.send(MetricsText(query.query_id, self._metrics()))
         else:
@@ -275,13 +275,13 @@ class StreamServer:
         for task in self._verifications:
             task.cancel()
 
-    def _inspect(self, query_id: int, gateway: _Gateway) -> None:
+    def _inspect(self, query: ResidencyQuery, gateway: _Gateway) -> None:
         loop = asyncio.get_running_loop()
 
         def reply(report: ResidencyReport) -> None:
             loop.call_soon_threadsafe(gateway.send, report)
 
-        self._inbox.put(Inspection(query_id, reply))
+        self._inbox.put(Inspection(query.query_id, reply, query.only))
 
     def _look_up(self, query: JournalQuery | JournalTotalsQuery, gateway: _Gateway) -> None:
         task = asyncio.create_task(self._answer_from_journal(query, gateway))

@@ -93,6 +93,7 @@ class Transfers:
                 self._give_up(key)
         for key in plan.host_evictions:
             self._on_host.pop(key, None)
+        self.link.grant(plan.copy_bytes)
         for key in plan.claims:
             transfer = self._in_flight[key]
             self.link.want(transfer.passage, is_prefetch=False)
@@ -105,7 +106,6 @@ class Transfers:
         for key in plan.host_keeps:
             if key in self._in_flight:
                 self._in_flight[key].is_to_keep = True
-        self.link.grant(plan.copy_bytes)
 
     def arrivals(self) -> list[Arrival]:
         """See `AdapterTransfers.arrivals`."""

@@ -67,11 +67,16 @@ def _demanded_kernels(settings: Settings, config: ModelConfig) -> CpuKernels:
     return kernels
 
 
+def device_of(settings: Settings) -> str:
+    """Decide what `auto` means here: `cpu` or `cuda`."""
+    if settings.device != "auto":
+        return settings.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def model_config(settings: Settings) -> ModelConfig:
     """Decide what `auto` and `demo` mean here; converts the demo model when it is first used."""
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of(settings)
     dtype: str = settings.dtype
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else "auto"

@@ -31,6 +31,7 @@ from loraplex.platform.errors import (
     SourceUnavailable,
     StorageUnavailable,
     TokenizerUnsupported,
+    TooManyHints,
     TooManyUploads,
     UploadOffsetMismatch,
 )
@@ -128,6 +129,7 @@ RULES: Mapping[type[Exception], Rule] = {
         "storage_unavailable", "The adapter cannot be stored now; retry later.", _LATER
     ),
     TooManyUploads: Rule(429, "rate_limit_error", "too_many_uploads"),
+    TooManyHints: Rule(429, "rate_limit_error", "too_many_hints"),
     UploadOffsetMismatch: _conflict("upload_offset_mismatch"),
     SourceUnavailable: _outage("source_unavailable", wait=_LATER),
     AdapterDeleted: _conflict("adapter_deleted"),

@@ -11,6 +11,7 @@ PlatformError
 ├── PriceMissing            a budget of money cannot hold, since no price does
 ├── LedgerUnavailable       usage cannot be written, so nothing that would be charged may run
 ├── TooManyUploads          as many uploads run as may
+├── TooManyHints            a tenant has as many open hints as it may
 ├── UploadOffsetMismatch    bytes of an upload do not follow those that are there
 ├── SourceUnavailable       where adapters are imported from does not answer
 ├── StorageUnavailable      the gateway's disk does not take an upload
@@ -132,6 +133,17 @@ class TooManyUploads(PlatformError):
     """Another upload may start when one has ended; the message says whose."""
 
     retry_after_s = 5.0
+
+
+class TooManyHints(PlatformError):
+    """Another adapter may be warmed when a hint has ended, in `retry_after_s`."""
+
+    def __init__(self, max_hints: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{max_hints} hints of yours are open, as many as may be; the next ends in "
+            f"{retry_after_s:.0f} s."
+        )
+        self.retry_after_s = retry_after_s
 
 
 class UploadOffsetMismatch(PlatformError):

@@ -114,6 +114,13 @@ class Settings(WorkerSettings):
         ge=1024,
         description="Bytes that one tenant's open resumable uploads may announce together.",
     )
+    max_tenant_hints: int = Field(
+        8,
+        ge=1,
+        le=64,
+        description="Adapters that one tenant may have warmed at a time, on each gateway; more are "
+        "refused with 429.",
+    )
     template_timeout_s: float = Field(
         1.0,
         gt=0,

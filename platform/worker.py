@@ -23,6 +23,8 @@ from loraplex.engine import memory
 from loraplex.engine.adapter_metrics import CopyCollector
 from loraplex.engine.added_tokens import transcripts
 from loraplex.engine.admission import AdmissionPolicy, FirstComeFirstServed
+from loraplex.engine.assist.metrics import AssistCollector
+from loraplex.engine.assist_port import Assist
 from loraplex.engine.batch import StepBatch
 from loraplex.engine.claim import claimed
 from loraplex.engine.config import SchedulerConfig, Targets
@@ -44,18 +46,20 @@ from loraplex.engine.metrics import WorkerMetrics
 from loraplex.engine.model import LoadedModel, export_tokenizer
 from loraplex.engine.protocol import PROTOCOL_VERSION, ModelInfo, Submit, Welcome
 from loraplex.engine.request import Text
-from loraplex.engine.runner import ModelRunner, kv_bytes_per_block
+from loraplex.engine.runner import ModelRunner
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.stored_adapters import StoredAdapters
 from loraplex.engine.stream import StreamServer
 from loraplex.engine.transfers import Transfers
-from loraplex.platform.base import load_base
+from loraplex.platform.base import device_of, load_base
 from loraplex.platform.base_record import BaseRecord, told, write_record
 from loraplex.platform.fair import fair_settings
-from loraplex.platform.settings import Settings, available_cores
+from loraplex.platform.settings import Settings
 from loraplex.platform.stream import stream_address
+from loraplex.platform.worker_assist import num_assistants, num_threads, start_assist
 from loraplex.platform.worker_costs import KeptCosts, prepare_costs, subject_of
 from loraplex.platform.worker_graphs import record_graphs
+from loraplex.platform.worker_memory import pool_sizes
 from loraplex.platform.worker_self_tests import SelfTests, compose_self_tests
 
 _log = logging.getLogger(__name__)
@@ -75,6 +79,7 @@ class Worker:
     transfers: Transfers
     costs: KeptCosts
     journal: Journal
+    assist: Assist | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ def run_worker(settings: Settings, *, stop_with_parent: bool) -> None:
     settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lifeline = Lifeline() if stop_with_parent else None
     with claimed(address):
-        torch.set_num_threads(settings.threads or max(1, available_cores() - 1))
+        torch.set_num_threads(settings.threads or num_threads(settings, device_of(settings)))
         model = _load(settings)
         asyncio.run(_serve(settings, model, address, security, lifeline))
 
@@ -159,6 +164,8 @@ async def _serve(
     await asyncio.to_thread(thread.join)
     await asyncio.to_thread(worker.costs.close)
     worker.transfers.close()
+    if worker.assist is not None:
+        await asyncio.to_thread(worker.assist.close)
     await worker.server.close()
     worker.journal.stop()
     await syncing
@@ -173,9 +180,12 @@ async def _compose(
     settings: Settings, model: LoadedModel, security: Security, stop: asyncio.Event
 ) -> Worker:
     loop = asyncio.get_running_loop()
-    sizes = _sizes(settings, model)
+    sizes = pool_sizes(settings, model)
     tokenizer_json, chat_template, special_tokens = export_tokenizer(model.path)
-    runner = ModelRunner(model, sizes.num_blocks, settings.block_size, sizes.num_host_blocks)
+    assist = await asyncio.to_thread(start_assist, settings, model)
+    runner = ModelRunner(
+        model, sizes.num_blocks, settings.block_size, sizes.num_host_blocks, assist
+    )
     if settings.cuda_graphs:
         await asyncio.to_thread(record_graphs, runner)
     config = scheduler_config(settings, sizes, model.vocab_size)
@@ -187,6 +197,7 @@ async def _compose(
     registry = CollectorRegistry()
     registry.register(CostCollector(costs.model))
     registry.register(CopyCollector(parts.transfers.link))
+    registry.register(AssistCollector(assist.watch if assist else None))
     registry.register(GraphCollector(runner.num_steps))
     metrics = WorkerMetrics(registry, parts.scheduler, parts.residency)
     info = ModelInfo(
@@ -222,6 +233,7 @@ async def _compose(
         parts.transfers,
         costs,
         journal,
+        assist,
     )
 
 
@@ -256,10 +268,12 @@ def compose_engine(
     residency = Residency(sizes.adapter_bytes, host=host, clock=clock)
     costs = costs or CostModel(subject_of(runner))
     config = scheduler_config(settings, sizes, model.vocab_size)
-    config = replace(config, copy_ms_per_block=runner.measure_copy_ms())
-    stored = StoredAdapters(store, runner)
+    num = 0 if runner.assist is None else num_assistants(settings, model.config.device)
+    config = replace(config, copy_ms_per_block=runner.measure_copy_ms(), num_assistants=num)
+    stored = StoredAdapters(store, runner, shares=num > 0)
     transfers = Transfers(stored, mailbox.wake, link=_copy_link(settings))
-    new_text = transcripts(Tokenizer.from_buffer(tokenizer_json), transfers.resident)
+    tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    new_text = transcripts(tokenizer, transfers.resident, transfers.arriving)
     scheduler = _scheduler(settings, model, config, residency, new_text, costs)
     told = adapter_sizes.told
     engine = Engine(mailbox, scheduler, residency, transfers, runner, told, clock)
@@ -295,6 +309,7 @@ def scheduler_config(
         },
         max_transfer_bytes=settings.max_transfer_bytes,
         prefetch=settings.prefetch,
+        route=settings.adapter_route,
         kv_forecast=True,
         lent_block_bytes=sizes.lent_block_bytes,
         min_blocks=sizes.min_blocks,
@@ -320,41 +335,6 @@ def admission_policy(settings: Settings) -> AdmissionPolicy:
     if settings.scheduling == "fcfs":
         return FirstComeFirstServed()
     return FairAdmission(fair_settings(settings))
-
-
-def _sizes(settings: Settings, model: LoadedModel) -> memory.PoolSizes:
-    on_gpu = model.config.device == "cuda"
-    host_bytes = memory.free_host_bytes()
-    free_bytes = torch.cuda.mem_get_info()[0] if on_gpu else host_bytes
-    sizes = memory.size_pools(
-        memory.PoolRequest(
-            free_bytes=free_bytes,
-            kv_share=memory.DEVICE_KV_SHARE if on_gpu else memory.HOST_KV_SHARE,
-            bytes_per_block=kv_bytes_per_block(model, settings.block_size),
-            block_size=settings.block_size,
-            max_model_len=model.max_model_len,
-            max_running=settings.max_running,
-            kv_memory_bytes=settings.kv_memory_bytes,
-            adapter_memory_bytes=settings.adapter_memory_bytes,
-            free_host_bytes=host_bytes,
-            swap_memory_bytes=settings.swap_memory_bytes,
-            host_adapter_bytes=settings.host_adapter_bytes,
-            is_on_host=not on_gpu,
-        )
-    )
-    _log.info(
-        "memory: %d MiB free, KV cache %d MiB (%d blocks of %d tokens), adapters %d MiB; on the "
-        "host %d blocks for preempted requests, adapters %d MiB; at most %d tokens per request",
-        free_bytes // memory.MIB,
-        sizes.kv_bytes // memory.MIB,
-        sizes.num_blocks,
-        settings.block_size,
-        sizes.adapter_bytes // memory.MIB,
-        sizes.num_host_blocks,
-        sizes.host_adapter_bytes // memory.MIB,
-        sizes.max_model_len,
-    )
-    return sizes
 
 
 def _run_engine(

@@ -57,7 +57,8 @@ class WorkerSettings(BaseSettings):
         None,
         ge=1,
         le=1024,
-        description="Threads of the worker's arithmetic. Default: cores − 1.",
+        description="Threads of the worker's arithmetic. Default: cores − 1, on a CPU without "
+        "those of `assist_processes`.",
     )
     cuda_graphs: bool = Field(
         default=True,
@@ -153,7 +154,15 @@ class WorkerSettings(BaseSettings):
         le=64,
         description="Processes that compute adapters' parts of prompts on the host while the "
         "adapters are copied, each bound to a core. Default: on a GPU a quarter of the cores, at "
-        "most 8; on a CPU none, since its copies are faster than any help.",
+        "most 8; on a CPU none, since its copies are faster than any help, unless "
+        "`adapter_copy_bytes_per_s` slows them.",
+    )
+    adapter_route: Literal["choose", "wait", "layer-wise", "assist"] = Field(
+        "choose",
+        description="How a request goes on whose adapter is not on the device. `choose`: by what "
+        "is predicted to bring its first token first; `wait`: when all of the adapter is there; "
+        "`layer-wise`: on the layers that have come; `assist`: the same, with the host's help for "
+        "those that have not. All but `choose` are for comparison.",
     )
     max_transfer_bytes: int | None = Field(
         None,

@@ -8,6 +8,7 @@ from loraplex.adapters.registry import registry
 from loraplex.adapters.registry.registry import PublishedVersion
 from loraplex.platform.api.adapter_aliases import alias_routes
 from loraplex.platform.api.adapter_versions import version_routes
+from loraplex.platform.api.adapter_warm import warm_routes
 from loraplex.platform.api.owner import TENANTS, actor_of
 from loraplex.platform.api.paging import Listing, Page, listing
 from loraplex.platform.api.unread import refuse_unread
@@ -71,5 +72,10 @@ async def list_adapters(
     return listing([AdapterVersionView.of(version) for version in newest.values()], page)
 
 
-for routes in (version_routes(TENANTS), alias_routes(TENANTS)):
+# Whoever may run requests may say that they will come: an application's key often can no more.
+for routes in (
+    version_routes(TENANTS),
+    alias_routes(TENANTS),
+    warm_routes(TENANTS, "inference"),
+):
     router.include_router(routes, prefix="/v1/adapters", dependencies=[Depends(refuse_unread)])

@@ -30,6 +30,7 @@ class ResourceOwner:
     tenant_id: str
     sender: Principal | AdminPrincipal
     request_id: str
+    tenant_name: str
 
     @property
     def actor(self) -> Actor:
@@ -75,7 +76,8 @@ def act_of(request: Request, admin: AdminPrincipal, services: Services) -> Act:
 
 async def caller_owns(request: Request, caller: Caller) -> ResourceOwner:
     """The tenant of the caller's key."""
-    return ResourceOwner(caller.tenant_id, caller, AccessLine.of(request.scope).request_id)
+    request_id = AccessLine.of(request.scope).request_id
+    return ResourceOwner(caller.tenant_id, caller, request_id, caller.tenant_name)
 
 
 async def tenant_owns(
@@ -84,7 +86,7 @@ async def tenant_owns(
     """The tenant of the path, and the operator. Raises TenantNotFound."""
     async with services.resources.database.reader() as session:
         found = await tenant_of(session, tenant)
-    return ResourceOwner(found.id, admin, AccessLine.of(request.scope).request_id)
+    return ResourceOwner(found.id, admin, AccessLine.of(request.scope).request_id, found.name)
 
 
 TENANTS = Side(caller_owns, caller_may)

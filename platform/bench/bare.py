@@ -22,6 +22,8 @@ def with_own_modules(model: LoadedModel) -> LoadedModel:
 class _NoUpdates:
     """Of linear layers as they would be if no adapter could be served."""
 
+    detour = None
+
     def linear(self, slices: Slices, y: Tensor, x: Tensor) -> Tensor:  # noqa: ARG002  an `Updates`
         return y
 

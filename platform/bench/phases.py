@@ -15,6 +15,7 @@ from torch import Tensor
 from loraplex.engine import gate
 from loraplex.engine.core import StepReport
 from loraplex.engine.frames import encode
+from loraplex.engine.linear_group import Detour
 from loraplex.engine.lora_batch import LoraBatch
 from loraplex.engine.lora_linear import LoraConv1D, LoraLinear
 from loraplex.engine.model import LoadedModel
@@ -117,6 +118,10 @@ def _time_layer(layer: LoraLinear | LoraConv1D, watch: StopWatch) -> None:
 class _TimedLora:
     lora: LoraBatch
     watch: StopWatch
+
+    @property
+    def detour(self) -> Detour | None:
+        return self.lora.detour
 
     def linear(self, slices: Slices, y: Tensor, x: Tensor) -> Tensor:
         with self.watch.timing("lora_s"):

@@ -9,7 +9,7 @@ import numpy as np
 
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.platform.bench.adapters import BenchAdapter, write_adapters
-from loraplex.platform.bench.decode import TENANT
+from loraplex.platform.bench.decode import TENANT, Ask, ask_all
 from loraplex.platform.bench.errors import BenchFailed
 from loraplex.platform.bench.prompts import Prompts
 from loraplex.platform.bench.series import Probe, Series
@@ -29,7 +29,7 @@ _PROMPT_TOKENS = 32
 _NEW_TOKENS = (8, 24)
 """Drawn uniformly, so that requests end one after the other."""
 MAX_TOKENS = _PROMPT_TOKENS + _NEW_TOKENS[1]
-_PROMPT_SET = 1 << 21
+_PROMPT_SET, _DRAWN_SET = 1 << 21, 1 << 25
 
 
 @dataclass(slots=True)
@@ -39,6 +39,8 @@ class ScaleFacts:
     num_registered: int
     adapter_bytes: int
     """Of each."""
+    zipf: float = 0.0
+    """Exponent of the law by which requests draw from the many; 0: they take turns."""
     on_device: int = 0
     """Adapters in the device's memory at the end, of the many; then in the host's."""
     on_host: int = 0
@@ -73,8 +75,11 @@ class Scale:
         num_registered: int,
         prompts: Prompts,
         show: Callable[[str], None],
+        *,
+        zipf: float = 0.0,
     ) -> "Scale":
-        """Write the adapters; memory holds 32 of them, and the host's 200 more."""
+        """Write the adapters; memory holds 32 of them, and the host's 200 more. Requests take
+        turns, or draw by `zipf`: then both memories are filled first."""
         written = write_adapters(subject.model, folder, prompts.seed, num_registered, (_RANK,))
         adapters: list[BenchAdapter] = []
         for adapter in written:
@@ -96,7 +101,18 @@ class Scale:
         settings = subject.settings.model_copy(update=update)
         engine = replace(subject, sizes=sizes, settings=settings).new_engine()
         digests = tuple(adapter.digest for adapter in adapters)
-        return cls(engine, prompts, digests, ScaleFacts(num_registered, each_bytes))
+        scale = cls(engine, prompts, digests, ScaleFacts(num_registered, each_bytes, zipf))
+        if zipf:
+            scale._fill(show)
+        return scale
+
+    def _fill(self, show: Callable[[str], None]) -> None:
+        """Ask what is most popular, that last, so that memories hold what they do after a while."""
+        popular = self.digests[: _ON_DEVICE + _ON_HOST][::-1]
+        for start in range(0, len(popular), _RUNNING):
+            show(f"asked {start} of the {len(popular)} most popular adapters")
+            asks = [Ask(digest, (1,)) for digest in popular[start : start + _RUNNING]]
+            ask_all(self.parts, asks, 1)
 
     def probes(self, clock: Callable[[], float]) -> list[tuple[str, Probe]]:
         """The same requests on few adapters and on all, by turns."""
@@ -110,8 +126,7 @@ class Scale:
             if num_registered == FEW:
                 asked = list(islice(cycle(self.digests[:FEW]), num_requests))
                 return {series: self._tokens_per_s(asked, repeat, clock)[0]}
-            turn = [self.digests[(self._next + i) % num_registered] for i in range(num_requests)]
-            self._next += num_requests
+            turn = self._turn(num_requests, repeat)
             rate, num_loads = self._tokens_per_s(turn, repeat, clock)
             self.facts.num_loads += num_loads
             self.facts.num_requests += num_requests
@@ -120,6 +135,18 @@ class Scale:
             return {series: rate}
 
         return str(series), probe
+
+    def _turn(self, num_requests: int, repeat: int) -> list[str]:
+        """Of the many, those that are asked."""
+        if self.facts.zipf:
+            weights = np.arange(1, len(self.digests) + 1, dtype=float) ** -self.facts.zipf
+            generator = np.random.default_rng([self.prompts.seed, _DRAWN_SET, repeat])
+            drawn = generator.choice(
+                len(self.digests), size=num_requests, p=weights / weights.sum()
+            )
+            return [self.digests[index] for index in drawn.tolist()]
+        first, self._next = self._next, self._next + num_requests
+        return [self.digests[(first + i) % len(self.digests)] for i in range(num_requests)]
 
     def _tokens_per_s(
         self, digests: Sequence[str], repeat: int, clock: Callable[[], float]

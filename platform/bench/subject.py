@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from loraplex.engine.assist_port import Assist
+from loraplex.engine.cost import CostModel
 from loraplex.engine.memory import PoolSizes
 from loraplex.engine.model import LoadedModel, export_tokenizer
 from loraplex.engine.runner import ModelRunner
@@ -27,17 +29,21 @@ class Subject:
         model: LoadedModel,
         sizes: PoolSizes,
         settings: Settings,
+        assist: Assist | None = None,
     ) -> "Subject":
-        """Take over the model's linear layers."""
+        """Take over the model's linear layers; `assist` stays the caller's to close."""
         endless = replace(model, eos_token_ids=frozenset())  # every request runs to its length
-        runner = ModelRunner(endless, sizes.num_blocks, settings.block_size, sizes.num_host_blocks)
+        runner = ModelRunner(
+            endless, sizes.num_blocks, settings.block_size, sizes.num_host_blocks, assist
+        )
         tokenizer = export_tokenizer(model.path).tokenizer_json
         return cls(endless, runner, sizes, settings, tokenizer)
 
-    def new_engine(self) -> EngineParts:
-        """An engine in whose memory no adapter is; only one may be in use at a time."""
+    def new_engine(self, costs: CostModel | None = None) -> EngineParts:
+        """An engine in whose memory no adapter is; only one may be in use at a time. Without
+        ``costs`` it knows nothing of step times yet."""
         return compose_engine(
-            self.settings, self.model, self.runner, self.sizes, self.tokenizer_json
+            self.settings, self.model, self.runner, self.sizes, self.tokenizer_json, costs
         )
 
 

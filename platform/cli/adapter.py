@@ -11,6 +11,7 @@ from loraplex.platform.cli import (
     adapter_show,
     adapter_top,
     adapter_upload,
+    adapter_warm,
 )
 
 app = typer.Typer(help="Adapters of a tenant.")
@@ -21,6 +22,7 @@ app.command("import")(adapter_import.import_)
 app.command("list")(adapter_show.list_)
 app.command()(adapter_show.show)
 app.command()(adapter_top.top)
+app.command()(adapter_warm.warm)
 app.command()(adapter_alias.alias)
 app.command()(adapter_alias.rollback)
 app.command()(adapter_alias.canary)

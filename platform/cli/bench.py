@@ -13,6 +13,7 @@ from loraplex.platform.cli.bench_options import numbers
 from loraplex.platform.cli.bench_planner import planner
 from loraplex.platform.cli.bench_prefix import prefix
 from loraplex.platform.cli.bench_residency import residency
+from loraplex.platform.cli.bench_routes import routes
 from loraplex.platform.cli.bench_serve import serve
 from loraplex.platform.cli.context import AsJson, DataDir, load_settings, reporting_errors
 from loraplex.platform.cli.output import print_json, print_table, show_progress
@@ -25,6 +26,7 @@ app.command("gateway")(gateway)
 app.command("fidelity")(fidelity)
 app.command("prefix")(prefix)
 app.command("residency")(residency)
+app.command("routes")(routes)
 app.command("kernels")(kernels)
 
 

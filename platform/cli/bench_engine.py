@@ -109,7 +109,7 @@ def engine(
     from loraplex.platform.settings import prepare_worker_environment
 
     sizes = numbers(requests, "--requests")
-    with _refusals(), _cleaning_up():
+    with refusals(), cleaning_up():
         num_registered = _registered(registered, scale=scale)
         choices = _choices(peft, peers or (), peer_pythons or ())
         settings = settings_with(data_dir=data_dir, model=model, dtype=dtype, threads=threads)
@@ -200,7 +200,7 @@ def _write(result: "EngineResult", folder: Path) -> None:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """Tell in one line why nothing is measured."""
     from loraplex.engine.errors import EngineError
     from loraplex.platform.bench.errors import BenchFailed, BenchRefused
@@ -214,7 +214,7 @@ def _refusals() -> Iterator[None]:
 
 
 @contextmanager
-def _cleaning_up() -> Iterator[None]:
+def cleaning_up() -> Iterator[None]:
     """End by an exception when told to end, so that a gigabyte of adapters is not left behind."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:

@@ -12,6 +12,7 @@ from loraplex.platform.console import (
     keys,
     limits,
     members,
+    memory,
     oidc_sign_in,
     overview,
     people,
@@ -44,7 +45,7 @@ async def show_console() -> Response:
 
 
 for _part in (
-    *(files, sign_in, oidc_sign_in, account, overview, people, audit),
+    *(files, sign_in, oidc_sign_in, account, overview, memory, people, audit),
     *(tenants, tenant, projects, keys, limits, members, adapters, usage, playground),
 ):
     router.include_router(_part.router, prefix="/console")

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 from tests.console.browsing import Visit, open_browser, visiting
+from tests.console.held import fill_memory
 from tests.console.platform import WORKER_METRICS, ConsolePlatform, console_platform
 from tests.console.traffic import believable
 
@@ -36,6 +37,7 @@ async def platform(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Co
     folder = tmp_path_factory.mktemp("console")
     async with console_platform(folder, lifespan=False) as running:
         await believable(running, datetime.now(UTC) - timedelta(seconds=2))
+        await fill_memory(running)
         running.clock.fixed_s, running.engine.metrics_text = None, WORKER_METRICS
         sampling = asyncio.create_task(running.app.state.console.sampler.run())
         yield running

@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.console.browsing import Visit, open_browser, visiting
+from tests.console.held import fill_memory
 from tests.console.platform import ConsolePlatform, console_platform
 from tests.console.traffic import believable
 from tests.platform.scripted_engine import says
 
 PAGES = {
     "overview": "/console",
+    "memory": "/console/memory",
     "tenants": "/console/tenants",
     "adapters": "/console/tenants/hooli/adapters",
     "usage": "/console/tenants/acme/usage",
@@ -38,6 +40,7 @@ async def take(folder: Path) -> None:
             open_browser() as browser,
         ):
             await believable(platform, NOW, per_day=6000)
+            await fill_memory(platform)
             for scheme in ("light", "dark"):
                 options = {"color_scheme": scheme, "viewport": WINDOW}
                 async with visiting(browser, platform.root, **options) as visit:

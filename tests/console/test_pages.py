@@ -7,6 +7,7 @@ from loraplex.tenants import people
 
 PAGES = {
     "overview": "/console",
+    "memory": "/console/memory",
     "tenants": "/console/tenants",
     "no tenant found": "/console/tenants?q=nobody",
     "tenant": "/console/tenants/acme",

@@ -57,6 +57,10 @@ SAME = MappingProxyType(
         ),
         "/tenants/{name}/members/{person_id}/remove": (f"DELETE {TENANT}/members/{{person_id}}",),
         "/tenants/{name}/adapters": (f"POST {TENANT}/adapters",),
+        "/tenants/{name}/adapters/pin": (
+            f"PUT {TENANT}/adapters/{{name}}/versions/{{number}}/pin",
+            f"DELETE {TENANT}/adapters/{{name}}/versions/{{number}}/pin",
+        ),
         "/tenants/{name}/playground/key": (f"POST {TENANT}/keys",),
     }
 )

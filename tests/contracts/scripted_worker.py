@@ -11,10 +11,10 @@ import msgspec
 from tests.platform.scripted_engine import (
     DIGEST,
     PASSED,
-    ScriptedJournal,
     explained,
     residency_report,
 )
+from tests.platform.scripted_journal import ScriptedJournal
 
 from loraplex.engine.client import Security, StreamClient
 from loraplex.engine.errors import (
@@ -51,7 +51,7 @@ from loraplex.engine.protocol import (
     Welcome,
     Why,
 )
-from loraplex.engine.residency_protocol import Pins, ResidencyQuery
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery, Warm
 
 
 class ScriptedWorker:
@@ -64,6 +64,7 @@ class ScriptedWorker:
         self.verified: list[Verify] = []
         self.dropped: list[tuple[str, str]] = []
         self.pins: Pins | None = None
+        self.hints: list[Warm] = []
         self.journaled = ScriptedJournal()
         self._path = path
         self._model = model
@@ -199,6 +200,8 @@ class ScriptedWorker:
                 self.dropped.append((tenant, adapter))
             case Pins() as pins:
                 self.pins = pins
+            case Warm() as hint:
+                self.hints.append(hint)
             case Hello():
                 self._send(Welcome(protocol=PROTOCOL_VERSION, epoch="1", model=self._model))
             case _:

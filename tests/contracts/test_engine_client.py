@@ -30,6 +30,7 @@ from loraplex.engine.protocol import (
     Tokens,
     Usage,
 )
+from loraplex.engine.residency_protocol import Warm
 
 
 def submit(request_id: str) -> Submit:
@@ -381,3 +382,9 @@ async def test_what_is_where_in_the_workers_memory_is_its_own_report(pair: Pair)
 
 async def test_nobody_tells_what_is_where_before_a_worker_came(unconnected: EngineClient) -> None:
     assert await unconnected.residency() is None
+
+
+async def test_a_worker_is_told_of_hints_and_tells_where_one_adapter_is(pair: Pair) -> None:
+    pair.client.warm(Warm("t", "d1", 60.0))
+    assert await pair.client.tier("t", "d1") == "store"
+    assert pair.engine.hints == [Warm("t", "d1", 60.0)]

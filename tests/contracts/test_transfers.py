@@ -8,15 +8,16 @@ from tests.engine import build
 
 from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.copy_link import CopyStopped
 from loraplex.engine.plan import StepPlan
 from loraplex.engine.simulation.copies import CopyLink
 from loraplex.engine.transfers import Transfers
 from loraplex.engine.transfers_port import AdapterTransfers, Arrival, Progress
 
 
-def plan(**orders: str) -> StepPlan:
+def plan(copy_bytes: int | None = None, **orders: str) -> StepPlan:
     keys = {kind: tuple(AdapterKey("t", name) for name in names) for kind, names in orders.items()}
-    return StepPlan(1, (), **({"loads": (), "evictions": ()} | keys))
+    return StepPlan(1, (), **({"loads": (), "evictions": ()} | keys), copy_bytes=copy_bytes)
 
 
 class OnThreads:
@@ -70,6 +71,65 @@ def copies(request: pytest.FixtureRequest) -> Iterator[OnThreads | OnALink]:
     made = request.param()
     yield made
     made.close()
+
+
+class InLayers(build.Source):
+    """Adapters of four layers of ten bytes, of which each needs a grant of its own."""
+
+    NUM_LAYERS = 4
+
+    def __init__(self) -> None:
+        super().__init__(self._read)
+        self.reads: list[str] = []
+        self.reading, self.may_read = Semaphore(0), Semaphore(99)
+        self.copied: list[str] = []
+        self.fails_at: int | None = None
+        self.woken = Semaphore(0)
+        self.transfers = Transfers(self, self.woken.release)
+
+    def _read(self, digest: str) -> str:
+        self.reads.append(digest)
+        self.reading.release()
+        assert self.may_read.acquire(timeout=10)
+        return digest
+
+    def place(self, on_host: str, progress: LoadProgress) -> str:
+        progress.open(self.NUM_LAYERS, early=self)
+        for number in range(self.NUM_LAYERS):
+            progress.pace(10)
+            if number == self.fails_at:
+                raise OSError("the bus is gone")
+            self.copied.append(on_host)
+            progress.add_layer()
+        return on_host
+
+    def start(self, **orders: str) -> None:
+        """With nothing that may be copied yet."""
+        self.transfers.start(plan(0, **orders))
+
+    def copy_layer(self, digest: str) -> None:
+        """Let one more be copied, and wait until it is there."""
+        progress = self.transfers.arriving[AdapterKey("t", digest)]
+        before = progress.num_layers
+        self.transfers.start(plan(10))
+        assert progress.wait_for(before + 1, 10)
+
+    def arrive(self, count: int = 1) -> list[Arrival]:
+        """Let all be copied, and wait until so many have arrived."""
+        self.transfers.start(plan())
+        arrivals = self.transfers.arrivals()
+        while len(arrivals) < count:
+            assert self.woken.acquire(timeout=10)
+            arrivals += self.transfers.arrivals()
+        return arrivals
+
+
+@pytest.fixture
+def layers() -> Iterator[InLayers]:
+    made = InLayers()
+    yield made
+    made.may_read.release(99)
+    made.transfers.close()
 
 
 def names(arrivals: list[Arrival]) -> str:
@@ -197,3 +257,113 @@ def test_how_many_layers_are_there_is_told_while_the_rest_is_copied() -> None:
     assert names(transfers.arrivals()) == "a"
     assert list(transfers.progress()) == []
     transfers.close()
+
+
+def test_layers_of_a_load_are_told_one_by_one_and_wake_who_waits(layers: InLayers) -> None:
+    layers.start(loads="a")
+    assert layers.woken.acquire(timeout=10), "its memory is there"
+    (progress,) = layers.transfers.arriving.values()
+    assert (progress.num_layers, progress.of_layers, progress.early) == (0, 4, layers)
+    for number in (1, 2, 3, 4):
+        layers.copy_layer("a")
+        assert layers.woken.acquire(timeout=10)
+        assert progress.num_layers == number
+    (arrival,) = layers.arrive()
+    assert (arrival.error, arrival.num_bytes) == (None, 40)
+    assert 0 < arrival.copy_s <= arrival.seconds
+    assert not layers.transfers.arriving
+
+
+def test_what_is_on_its_way_is_always_told_by_the_same_mapping(layers: InLayers) -> None:
+    arriving = layers.transfers.arriving
+    layers.start(loads="a", prefetches="b")
+    assert layers.transfers.arriving is arriving
+    assert {key.digest for key in arriving} == {"a", "b"}
+
+
+def test_nobody_is_woken_for_the_layers_of_a_prefetch(layers: InLayers) -> None:
+    layers.transfers.start(plan(prefetches="a"))
+    assert layers.woken.acquire(timeout=10)
+    assert names(layers.transfers.arrivals()) == "a", "the only one is for its end"
+
+
+def test_a_copy_that_fails_halfway_arrives_with_the_error_and_wakes_who_waits_for_layers(
+    layers: InLayers,
+) -> None:
+    layers.fails_at = 2
+    layers.start(loads="a")
+    (progress,) = layers.transfers.arriving.values()
+    (arrival,) = layers.arrive()
+    assert isinstance(arrival.error, OSError)
+    assert arrival.error.__traceback__ is None, "it would hold the memory"
+    assert not progress.wait_for(3, 10)
+    assert progress.num_layers == 2
+    assert not layers.transfers.arriving
+    assert not layers.transfers.resident
+    layers.fails_at = None
+    layers.start(loads="a")
+    assert names(layers.arrive()) == "a"
+
+
+def test_a_prefetch_gives_way_to_a_load_between_its_layers(layers: InLayers) -> None:
+    layers.start(prefetches="a")
+    layers.copy_layer("a")
+    layers.start(loads="b")
+    assert layers.woken.acquire(timeout=10), "b is on its way"
+    assert set(names(layers.arrive(2))) == {"a", "b"}
+    assert "".join(layers.copied) == "abbbbaaa"
+
+
+def test_a_claimed_prefetch_no_longer_gives_way_to_loads_after_it(layers: InLayers) -> None:
+    layers.start(prefetches="a")
+    layers.copy_layer("a")
+    layers.start(claims="a", loads="b")
+    assert layers.woken.acquire(timeout=10), "b is on its way"
+    assert set(names(layers.arrive(2))) == {"a", "b"}
+    assert "".join(layers.copied) == "aaaabbbb"
+    assert layers.transfers.link.copied_bytes("prefetch") == 10
+
+
+def test_a_prefetch_that_is_given_up_is_copied_no_further(layers: InLayers) -> None:
+    layers.start(prefetches="a")
+    layers.copy_layer("a")
+    layers.start(evictions="a", prefetches="b")
+    assert not layers.transfers.arriving.keys() & {AdapterKey("t", "a")}
+    assert names(layers.arrive()) == "b"
+    assert "".join(layers.copied) == "abbbb"
+
+
+def test_one_that_is_given_up_while_it_is_read_is_not_copied_at_all(layers: InLayers) -> None:
+    while layers.may_read.acquire(blocking=False):
+        pass
+    layers.start(prefetches="a")
+    assert layers.reading.acquire(timeout=10)
+    layers.start(evictions="a")
+    layers.may_read.release()
+    assert layers.woken.acquire(timeout=10)
+    assert layers.transfers.arrivals() == []
+    assert layers.copied == []
+
+
+def test_one_that_was_stopped_and_is_wanted_again_is_copied_anew_and_not_read_again(
+    layers: InLayers,
+) -> None:
+    layers.start(prefetches="a")
+    layers.copy_layer("a")
+    layers.start(evictions="a")
+    assert layers.woken.acquire(timeout=10), "it has been stopped"
+    layers.start(loads="a", host_keeps="a")
+    (arrival,) = layers.arrive()
+    assert (arrival.error, arrival.num_bytes, arrival.route) == (None, 40, "store")
+    assert layers.reads == ["a"]
+    assert "".join(layers.copied) == "aaaaa"
+    assert AdapterKey("t", "a") in layers.transfers.on_host
+
+
+def test_the_end_waits_for_no_grant(layers: InLayers) -> None:
+    layers.start(loads="a", prefetches="b")
+    layers.copy_layer("a")
+    layers.transfers.close()
+    errors = [arrival.error for arrival in layers.transfers.arrivals()]
+    assert errors
+    assert all(isinstance(error, CopyStopped) for error in errors)

@@ -1,6 +1,7 @@
 """A runner whose adapters come layer by layer, when a test says so."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -30,6 +31,8 @@ from loraplex.kernels.cpu_kernels import CpuKernels
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 160
 BLOCKS_EACH = 10
+_NOISE = 100.0
+"""What fills a cache that is forgotten: torch reads and hides positions beyond a window."""
 
 
 class _Stopped(Exception):
@@ -58,13 +61,10 @@ class Copy:
         self._runner = runner
         self._may_copy, self._is_stopped = Semaphore(0), False
         self.progress = LoadProgress(self._pace)
-        self.weights: AdapterWeights | None = None
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self.progress.wait_for(0, 0)
-        while not self.progress.of_layers:  # opened by the thread, in a moment
-            with self.progress._changed:
-                self.progress._changed.wait_for(lambda: self.progress.of_layers, 10)
+        with self.progress._changed:
+            self.progress._changed.wait_for(lambda: self.progress.of_layers, 10)
 
     @property
     def num_layers(self) -> int:
@@ -99,16 +99,14 @@ class Copy:
 
     def _run(self) -> None:
         model = self._runner.model
-        try:
-            self.weights = place(
+        with suppress(_Stopped):
+            place(
                 self.on_host,
                 dtype=model.dtype,
                 device=model.device,
                 progress=self.progress,
                 prepare=self._runner.locate,
             )
-        except _Stopped:
-            pass
         self.progress.end()
 
 
@@ -121,13 +119,16 @@ class ColdWorld:
     copies: dict[AdapterKey, Copy] = field(default_factory=dict)
 
     def copy(self, name: str) -> Copy:
-        """Begin to copy an adapter."""
+        """Begin to copy an adapter; one that was on its way before stays where it is."""
+        if key(name) in self.copies:
+            self.copies[key(name)].stop()
         copy = Copy(self.stored.read(self.digests[name]), self.runner)
         self.copies[key(name)] = copy
         return copy
 
     def step(self, *cold: ColdChunk, main: tuple[Chunk, ...] = ()) -> StepOutput:
         plan = StepPlan(0, plan_of(main).prefills, cold=cold)
+        self.runner.keep_passes(plan)
         arriving = {each: copy.progress for each, copy in self.copies.items()}
         return self.runner.run(self.runner.build(plan, self.resident, arriving))
 
@@ -136,10 +137,18 @@ class ColdWorld:
         batch = self.runner.build(StepPlan(0, (chunk,)), self.resident)
         return self.runner.logits(batch).clone()
 
-    def close(self) -> None:
-        self.runner.close()
+    def forget_cache(self) -> None:
+        for cache in self.runner._caches:
+            cache.keys.fill_(_NOISE)
+            cache.values.fill_(_NOISE)
+
+    def clear(self) -> None:
+        """Give up what is under way, and what is on its way."""
+        self.runner.abandon()
         for copy in self.copies.values():
             copy.stop()
+        self.copies.clear()
+        self.runner.pass_logits.clear()
 
 
 def key(name: str) -> AdapterKey:

@@ -47,6 +47,8 @@ class SimulatedRunner:
     """Computes plans against a simulated KV pool."""
 
     overlaps = False
+    num_cold_passes = 0
+    num_assistants = 0
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
@@ -86,6 +88,9 @@ class SimulatedRunner:
 
     def collect(self, launched: StepPlan) -> StepOutput:
         return self.run(launched)
+
+    def keep_passes(self, plan: StepPlan) -> None:
+        pass
 
     def abandon(self) -> None:
         pass

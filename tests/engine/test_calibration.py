@@ -41,6 +41,9 @@ class TimedMachine:
         assert all(chunk.adapter is None or chunk.adapter in adapters for chunk in plan.chunks)
         return plan
 
+    def keep_passes(self, plan: StepPlan) -> None:
+        pass
+
     def abandon(self) -> None:
         pass
 

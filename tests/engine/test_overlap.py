@@ -40,6 +40,9 @@ class LaunchingRunner(SimulatedRunner):
         self.is_computing = True
         return self.run(plan)
 
+    def keep_passes(self, plan: StepPlan) -> None:
+        pass
+
     def abandon(self) -> None:
         self.is_computing = False
 

@@ -1,10 +1,20 @@
 """What the worker tells of its memory."""
 
+from types import SimpleNamespace
+
+from tests.engine import build
+from tests.engine.simulated_runner import SimulatedRunner
+
 from loraplex.adapters.last_evictions import NUM_EVICTIONS_KEPT
 from loraplex.adapters.residency import HostMemory, Residency
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.copy_link import CopyLink
+from loraplex.engine.core import Engine
+from loraplex.engine.inspection import Inspection
+from loraplex.engine.mailbox import Mailbox
 from loraplex.engine.residency_protocol import ColdStatus, LinkStatus, ResidencyReport
 from loraplex.engine.residency_report import report_of
+from loraplex.engine.transfers import Transfers
 
 A, B = AdapterKey("t", "a"), AdapterKey("t", "b")
 
@@ -72,3 +82,21 @@ def test_in_flight_is_what_has_not_come_of_adapters_on_their_way() -> None:
     assert (told.link.in_flight_bytes, told.link.limit_bytes_per_s) == (1, 1e6)
     world.residency.finish_load(A)
     assert world.report(cold).cold == cold
+
+
+def test_an_engine_tells_of_its_link_its_passes_and_its_assistants() -> None:
+    mailbox, residency = Mailbox(), Residency(4)
+    told: list[ResidencyReport] = []
+    scheduler = build.scheduler(residency=residency)
+    runner = SimulatedRunner(16, 4)
+    runner.num_cold_passes, runner.num_assistants = 2, 3
+    link = CopyLink(limit_bytes_per_s=5e6)
+    transfers = Transfers(build.Source(SimpleNamespace), lambda: None, link=link)
+    engine = Engine(mailbox, scheduler, residency, transfers, runner, build.sizes, lambda: 0.0)
+    mailbox.put(Inspection(9, told.append))
+    engine.step()
+    transfers.close()
+    (report,) = told
+    assert report.query_id == 9
+    link_told = LinkStatus(limit_bytes_per_s=5e6)
+    assert report.cold == ColdStatus(link=link_told, num_passes=2, num_assistants=3)

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from tests import tiny_models
 from tokenizers import Tokenizer, decoders, models
 
+from loraplex.adapters.load_progress import LoadProgress
+from loraplex.adapters.placement import EarlyAdapter
 from loraplex.adapters.profile import AddedToken
 from loraplex.adapters.spec import AdapterKey
 from loraplex.adapters.weights import AdapterWeights
@@ -225,7 +227,7 @@ def test_tokens_that_an_adapter_adds_are_text_unless_they_are_special() -> None:
         key: AdapterWeights(0, {}, added_tokens={plain.id: plain, special.id: special}),
         other: AdapterWeights(0, {}),
     }
-    vocabulary = AdapterVocabulary(BYTES, resident, key)
+    vocabulary = AdapterVocabulary(BYTES, key, resident)
     stream = TextStream(BYTE_LEVEL, vocabulary)
     half, *rest = BYTE_LEVEL.encode("é").ids
     ids = [*BYTE_LEVEL.encode("a b").ids, new, *BYTE_LEVEL.encode(" c").ids, new + 1]
@@ -237,4 +239,17 @@ def test_tokens_that_an_adapter_adds_are_text_unless_they_are_special() -> None:
     assert text == extended.decode(ids) == "a b<tool> cé\ufffd<tool>d"
     assert vocabulary.data(new) == vocabulary.first_data(new) == b"<tool>"
     assert (vocabulary.data(new + 1), vocabulary.name(new + 1)) == (None, "<end>")
-    assert AdapterVocabulary(BYTES, resident, other).data(new) == b""
+    assert AdapterVocabulary(BYTES, other, resident).data(new) == b""
+
+
+def test_tokens_are_added_by_an_adapter_that_a_pass_uses_while_it_is_on_its_way() -> None:
+    new = BYTE_LEVEL.get_vocab_size()
+    key, resident, progress = AdapterKey("tenant", "digest"), {}, LoadProgress()
+    weights = AdapterWeights(0, {}, added_tokens={new: AddedToken(new, "<tool>", is_special=False)})
+    progress.open(1, EarlyAdapter(weights, None, {}))
+    arriving = {key: progress}
+    vocabulary = AdapterVocabulary(BYTES, key, resident, arriving)
+    assert vocabulary.data(new) == b"<tool>"
+    resident[key] = weights
+    del arriving[key]
+    assert vocabulary.data(new) == b"<tool>"

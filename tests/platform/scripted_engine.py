@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Literal
 
 from msgspec import structs
+from tests.platform.scripted_journal import ScriptedJournal
 
 from loraplex.engine.errors import (
     EngineError,
@@ -16,12 +17,7 @@ from loraplex.engine.errors import (
     EngineUnavailable,
     RequestFailed,
 )
-from loraplex.engine.journal_protocol import (
-    JournalEntry,
-    JournalHour,
-    JournalReport,
-    JournalTotals,
-)
+from loraplex.engine.journal_protocol import JournalReport, JournalTotals
 from loraplex.engine.protocol import (
     Explained,
     Finished,
@@ -36,10 +32,13 @@ from loraplex.engine.protocol import (
 )
 from loraplex.engine.residency_protocol import (
     ColdStatus,
+    Pin,
     Pins,
     ResidencyReport,
     SinceStart,
+    Tier,
     TierTotals,
+    Warm,
 )
 
 
@@ -84,27 +83,6 @@ def residency_report(query_id: int) -> ResidencyReport:
         refused_pins=(),
         refused_floors=(),
     )
-
-
-class ScriptedJournal:
-    """The journal of the scripted engine and of the scripted worker: what the test put there."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, JournalEntry] = {}
-        self.hours: list[JournalHour] = []
-        self.since_s = 0.0
-        self.asked_from_s: list[float] = []
-
-    def report(
-        self, query_id: int, request_ids: Sequence[str], accepted_from_s: float
-    ) -> JournalReport:
-        self.asked_from_s.append(accepted_from_s)
-        known = tuple(self.entries[asked] for asked in request_ids if asked in self.entries)
-        return JournalReport(query_id=query_id, entries=known, since_s=self.since_s)
-
-    def totals(self, query_id: int, from_s: float, until_s: float) -> JournalTotals:
-        hours = tuple(hour for hour in self.hours if from_s <= hour.start_s < until_s)
-        return JournalTotals(query_id=query_id, hours=hours, since_s=self.since_s)
 
 
 class ScriptedRun:
@@ -185,6 +163,7 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.dropped: list[tuple[str, str]] = []
         self.pins: Pins | None = None
+        self.hints: list[Warm] = []
         self.report = residency_report(0)
         self.journaled = ScriptedJournal()
         self.journal_failure = ""
@@ -257,6 +236,16 @@ class ScriptedEngine:
 
     def pin(self, pins: Pins) -> None:
         self.pins = pins
+
+    def warm(self, hint: Warm) -> None:
+        self.hints.append(hint)
+
+    async def tier(self, tenant: str, adapter: str) -> Tier | None:
+        if not self.is_connected:
+            return None
+        asked = Pin(tenant, adapter)
+        rows = (row for row in self.report.adapters if Pin(row.tenant, row.adapter) == asked)
+        return next((row.tier for row in rows), "store")
 
     async def residency(self) -> ResidencyReport | None:
         return self.report if self.is_connected else None

@@ -64,6 +64,7 @@ def test_a_crash_while_it_serves_keeps_its_traceback_and_is_no_refused_start(
             simulated.transfers,
             costs,
             simulated.journal,
+            assist=None,
         )
 
     model = SimpleNamespace(config=SimpleNamespace(name="tiny"))

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from loraplex.platform.api.adapter_aliases import alias_routes
 from loraplex.platform.api.adapter_uploads import ImportBody
 from loraplex.platform.api.adapter_versions import version_routes
+from loraplex.platform.api.adapter_warm import warm_routes
 from loraplex.platform.api.bodies import parse_exactly, request_body_of
 from loraplex.platform.api.owner import OPERATORS, ResourceOwner, tenant_owns
 from loraplex.platform.api.views import AdapterVersionView
@@ -20,6 +21,7 @@ PREFIX = "/admin/v1/tenants/{tenant}/adapters"
 
 router.include_router(version_routes(OPERATORS), prefix=PREFIX)
 router.include_router(alias_routes(OPERATORS), prefix=PREFIX)
+router.include_router(warm_routes(OPERATORS, "adapters.write"), prefix=PREFIX)
 
 
 @router.post(

@@ -48,6 +48,23 @@ document.addEventListener("htmx:afterSettle", (event) => {
   if (heading) heading.focus();
 });
 
+// A part that refreshes itself stands still while that is paused, and while the keyboard is in it.
+const pauses = document.querySelector("[data-pauses]");
+const setPaused = (paused) => {
+  pauses.setAttribute("aria-pressed", String(paused));
+  document.getElementById("live-state").textContent = paused ? "Paused" : pauses.dataset.live;
+};
+if (pauses) {
+  setPaused(matchMedia("(prefers-reduced-motion: reduce)").matches);
+  pauses.addEventListener("click", () => setPaused(pauses.getAttribute("aria-pressed") !== "true"));
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const part = event.detail.elt;
+    if (part.id !== pauses.dataset.pauses) return;
+    const isPaused = pauses.getAttribute("aria-pressed") === "true";
+    if (isPaused || part.contains(document.activeElement)) event.preventDefault();
+  });
+}
+
 // A page that answers a form has what must be seen once: loading it again must not repeat the form.
 if (document.getElementById("new-key")) history.replaceState(null, "", location.href);
 

@@ -311,6 +311,7 @@ def scheduler_config(
         prefetch=settings.prefetch,
         route=settings.adapter_route,
         kv_forecast=True,
+        kv_block_bytes=sizes.kv_bytes // sizes.num_blocks,
         lent_block_bytes=sizes.lent_block_bytes,
         min_blocks=sizes.min_blocks,
     )

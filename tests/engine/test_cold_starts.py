@@ -1,25 +1,167 @@
 """Requests begin on adapters that are on their way."""
 
 from tests.engine import build
-from tests.engine.arriving_world import World
+from tests.engine.arriving_world import NUM_LAYERS, World
 from tests.engine.simulated_runner import expected_output
 
 from loraplex.adapters.spec import AdapterKey
 
+X = AdapterKey("t", "x")
+
+
+def begun(world: World, request_id: str = "a", **values: object) -> None:
+    """A request whose adapter has two layers of four, in the middle of its pass."""
+    world.add(request_id, adapter="x", **values)
+    world.step()
+    world.come("x", 2)
+    world.step()
+    assert world.passes == {request_id: (2 if world.plan.cold[0].wait_ms == 0 else 4, True)}
+
 
 def test_a_request_begins_on_the_layers_that_have_come() -> None:
     world = World()
-    world.add("a", adapter="x")
+    world.add("b")
+    begun(world, max_tokens=1)
+    assert world.tokens.keys() == {"b"}
+    world.come("x", NUM_LAYERS)
     world.step()
-    assert world.plan.loads == (AdapterKey("t", "x"),)
-    assert not world.plan.cold
+    assert world.tokens["a"] == expected_output(build.submit("a").prompt, X, 1, build.EOS)
+
+
+def test_decodes_get_their_tokens_in_every_step_while_a_pass_waits_for_layers() -> None:
+    world = World()
+    world.add("b", max_tokens=9)
+    begun(world)
+    for _ in range(3):
+        before = len(world.tokens["b"])
+        world.step()
+        assert world.passes == {"a": (2, False)}
+        assert world.plan.cold[0].wait_ms == 0
+        assert len(world.tokens["b"]) == before + 1
+
+
+def test_a_step_that_computes_nothing_else_waits_for_layers_and_none_begins_without_any() -> None:
+    world = World()
+    begun(world)
+    assert world.plan.cold[0].wait_ms > 0
+    world.step()
+    assert world.plan.num_requests == 0, "the loop would spin"
+    assert [cold.chunk.request_id for cold in world.plan.cold] == ["a"], "its pass was given up"
+
+
+def test_two_requests_on_one_arriving_adapter_share_its_load() -> None:
+    world = World()
+    world.add("a", adapter="x")
+    world.add("b", adapter="x")
+    world.step()
+    assert world.plan.loads == (X,)
     world.come("x", 2)
-    world.add("b", num_prompt_tokens=3)
+    world.step()
+    assert world.passes == {"a": (2, True), "b": (2, True)}
+    assert world.plan.loads == ()
+    assert world.residency.get(X).leases == 2
+    world.come("x", NUM_LAYERS)
+    world.step()
+    assert world.residency.counts.routes == {"layer-wise": 2}
+
+
+def test_a_failed_copy_fails_those_that_run_on_it_and_frees_their_blocks() -> None:
+    world = World()
+    begun(world)
+    world.add("b", adapter="x")
+    world.fail("x")
+    assert world.ended == {"a": "adapter_load_failed", "b": "adapter_load_failed"}
+    assert world.scheduler.num_free_blocks == world.config.num_blocks
+    assert world.residency.num_leases == 0
+    world.scheduler.check()
+
+
+def test_an_abort_in_the_middle_gives_back_blocks_and_lease() -> None:
+    world = World()
+    begun(world)
+    world.scheduler.abort("a", world.now)
+    world.step()
+    assert world.plan.cold == ()
+    assert world.scheduler.num_free_blocks == world.config.num_blocks
+    assert world.residency.num_leases == 0
+
+
+def test_what_a_pass_has_computed_in_part_is_billed_to_nobody() -> None:
+    world = World()
+    begun(world)
+    world.scheduler.abort("a", world.now)
+    (ending,) = world.scheduler.take_events().finished
+    assert ending.usage.prompt_tokens == 0
+
+
+def test_a_step_that_breaks_fails_those_whose_passes_were_in_it() -> None:
+    world = World()
+    begun(world)
+    world.add("b")
+    plan = world.scheduler.plan(world.now)
+    world.scheduler.fail_step(plan, "broken")
+    world.take(world.scheduler.take_events())
+    assert world.ended == {"a": "internal_error", "b": "internal_error"}
+
+
+def test_what_the_host_helped_to_its_first_token_decodes_when_its_adapter_is_there() -> None:
+    world = World("assist")
+    world.add("a", adapter="x", max_tokens=3)
+    world.step()
+    world.come("x", 0)
+    world.step()
+    assert len(world.tokens["a"]) == 1
+    assert world.residency.counts.routes == {"assist": 1}
+    world.step()
+    assert world.plan.num_requests == 0
+    world.arrive("x")
+    world.step()
+    world.step()
+    assert world.tokens["a"] == expected_output(build.submit("a").prompt, X, 3, build.EOS)
+
+
+def test_what_needs_no_adapter_is_computed_before_any_layer_has_come() -> None:
+    world = World()
+    world.add("a", adapter="x", num_prompt_tokens=8, adapter_start=5)
+    world.step()
+    world.come("x", 0)
+    world.step()
+    (chunk,) = world.plan.prefills
+    assert (chunk.adapter, chunk.start, len(chunk.token_ids)) == (None, 0, 5)
+    world.come("x", 3)
+    world.step()
+    assert world.plan.cold[0].chunk.start == 5
+
+
+def test_no_more_passes_are_under_way_than_may_be() -> None:
+    world = World(max_cold_passes=1)
+    world.add("a", adapter="x")
+    world.add("b", adapter="x")
+    world.step()
+    world.come("x", 2)
+    world.step()
+    assert world.passes.keys() == {"a"}
+    world.arrive("x")
+    world.step()
+    assert {"a", "b"} <= world.tokens.keys()
+
+
+def test_a_pass_takes_of_the_step_what_its_layers_cost() -> None:
+    world = World(max_step_tokens=16)
+    world.add("a", adapter="x", num_prompt_tokens=16)
+    world.step()
+    world.come("x", 2)
+    world.add("b", num_prompt_tokens=16)
     world.step()
     assert world.passes == {"a": (2, True)}
-    assert world.tokens.keys() == {"b"}
-    world.come("x", 4)
+    assert world.plan.num_tokens == 8
+
+
+def test_the_link_is_bounded_only_while_somebody_decodes_and_by_what_is_swapped() -> None:
+    world = World()
+    world.scheduler.routes.copy_bytes_per_s = 5000.0
+    world.add("b", max_tokens=9)
     world.step()
-    assert world.tokens["a"] == expected_output(
-        build.submit("a").prompt, AdapterKey("t", "x"), 1, build.EOS
-    )
+    assert world.plan.copy_bytes is None
+    world.step()
+    assert world.plan.copy_bytes == 5, "a step of one token takes a millisecond"

@@ -18,7 +18,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.events import Events
 from loraplex.engine.fair_admission import FairAdmission
 from loraplex.engine.fair_settings import FairSettings
-from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
+from loraplex.engine.plan import Chunk, SampleSpec, StepOutput, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.request import Request, Status, choice_key
 
@@ -182,15 +182,17 @@ class World:
         self._audit_plan(plan)
         self._count_overtaking(oldest, uncharged)
         self.look()
-        if not plan.chunks:
+        if not plan.num_requests:
             events = self.scheduler.take_events()
             assert self.loading or not self.scheduler.has_work, "the machine idles for nothing"
-            self.now = min(self.loading.values(), default=self.now)
+            self.now = self._next_arrival()
             return events
-        step_ms = self.costs.constant_ms + self.costs.token_ms * plan.num_tokens
+        output = self.runner.run(plan)
+        num_rows = plan.num_tokens + self._rows_of_passes(plan, output)
+        step_ms = self.costs.constant_ms + self.costs.token_ms * num_rows
         self.now += step_ms / 1e3
-        self._audit_step(plan, step_ms)
-        events = self.scheduler.commit(plan, self.runner.run(plan), step_ms)
+        self._audit_step(plan, step_ms, num_rows)
+        events = self.scheduler.commit(plan, output, step_ms)
         self.num_ended += len(events.finished)
         self.look()
         return events
@@ -306,11 +308,18 @@ class World:
         if needed_by_main:
             self.auditor.service_ms[key.tenant] += self._load_ms(key)
 
-    def _audit_step(self, plan: StepPlan, step_ms: float) -> None:
+    def _next_arrival(self) -> float:
+        return min(self.loading.values(), default=self.now)
+
+    def _rows_of_passes(self, plan: StepPlan, output: StepOutput) -> int:
+        """What passes on arriving adapters compute; here there are none."""
+        return 0
+
+    def _audit_step(self, plan: StepPlan, step_ms: float, num_rows: int) -> None:
         for chunk in plan.chunks:
             key, num_tokens = chunk.request_id, len(chunk.token_ids)
             self.computed[key] = chunk.start + num_tokens
-            used_ms = step_ms * num_tokens / plan.num_tokens
+            used_ms = step_ms * num_tokens / num_rows
             tenant, again = self.tenants[key], self.again.get(key, {})
             for position in range(chunk.start, chunk.start + num_tokens):
                 payer = again.pop(position, tenant)

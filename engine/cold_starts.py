@@ -48,12 +48,24 @@ class _Pass:
     """Computed so far; of these, by the host; and that may have been after this step."""
     num_host_layers: int = 0
     until_layer: int = 0
+    waited_ms: float = 0.0
+    """For which steps have stood still."""
     advances: bool = False
     """In this step."""
+    is_stuck: bool = False
+    """True if it did not come further when it last could: the host does not help it."""
 
     @property
     def may_assist(self) -> bool:
         return self.asked.decision.route == "assist"
+
+    def take(self, output: ColdOutput) -> float:
+        """It has come so far; return the ms for which the step stood still."""
+        has_tried = self.advances or self.is_stuck
+        self.is_stuck = has_tried and output.num_layers == self.num_layers
+        self.num_layers, self.num_host_layers = output.num_layers, output.num_host_layers
+        waited_ms, self.waited_ms = output.waited_ms - self.waited_ms, output.waited_ms
+        return waited_ms
 
     def part(self, until_layer: int) -> PassPart:
         """What it takes to come so far."""
@@ -184,17 +196,20 @@ class ColdStarts:
         is_alone = len(runs) == 1 and not len(draft.selection) and not draft.chunks
         for run in runs:
             wait_ms = 0.0
-            if is_alone and run.advances and run.until_layer < run.of_layers:
+            if is_alone and run.advances:
                 run.until_layer, wait_ms = run.of_layers, MAX_WAIT_MS
             draft.cold.append(
                 ColdChunk(run.chunk, run.until_layer, run.may_assist, wait_ms, run.advances)
             )
 
-    def take(self, draft: Draft, told: Mapping[str, ColdOutput], now: float) -> list[Ended]:
-        """Learn how far passes have come, by `now`, which is what the step is charged for; return
-        those that are done."""
+    def take(
+        self, draft: Draft, told: Mapping[str, ColdOutput], now: float
+    ) -> tuple[list[Ended], float]:
+        """Learn how far passes have come, by `now`, which is what the step is charged for. Return
+        those that are done, and the ms for which the step stood still for layers."""
         draft.passes.clear()
         ended: list[Ended] = []
+        waited_ms = 0.0
         for cold in self._begun.values():
             run = cold.run
             if run is None:
@@ -202,13 +217,18 @@ class ColdStarts:
             output = told[cold.request.key]
             if output.is_done or output.num_layers > run.num_layers:
                 draft.passes.append(run.part(output.num_layers))
-            run.num_layers, run.num_host_layers = output.num_layers, output.num_host_layers
+            waited_ms += run.take(output)
             if output.is_done:
                 self._learn(run, output, now)
                 self._count(cold)
                 cold.run = None
                 ended.append(Ended(cold.request, len(run.chunk.token_ids), output.token_id))
-        return ended
+        return ended, waited_ms
+
+    @property
+    def num_uncounted(self) -> int:
+        """Of those that run, the ones whose route is not counted yet."""
+        return sum(not cold.is_counted for cold in self._begun.values())
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert the conservation laws; `requests` are all that run."""
@@ -286,7 +306,8 @@ class ColdStarts:
         draft.budget = max(0, draft.budget - part.num_rows)
 
     def _num_ready(self, run: _Pass) -> int:
-        if run.may_assist or self._is_resident(run.request):
+        is_helped = run.may_assist and not run.is_stuck
+        if is_helped or self._is_resident(run.request):
             return run.of_layers
         assert run.request.adapter is not None
         entry = self.residency.get(run.request.adapter)
@@ -298,7 +319,8 @@ class ColdStarts:
         if output.num_host_layers:
             num_bytes = run.request.submission.adapter_bytes
             num_bytes = num_bytes * output.num_host_layers // run.of_layers
-            self.routes.note_host(len(run.chunk.token_ids), num_bytes, output.host_ms)
+            num_tokens, layers = len(run.chunk.token_ids), output.num_host_layers
+            self.routes.note_host(num_tokens, num_bytes, output.host_ms, layers)
 
     def _leave(self, cold: _Cold) -> None:
         self._count(cold)

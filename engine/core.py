@@ -303,6 +303,8 @@ class Engine(Generic[Batch]):
                 self._scheduler.fail_adapter(arrival.key, *_told(arrival.error))
             else:
                 self._residency.finish_load(arrival.key)
+            if arrival.num_bytes:
+                self._scheduler.routes.note_copy(arrival.num_bytes, arrival.copy_s)
         for progress in self._transfers.progress():
             key, num_layers, of_layers, is_open = progress
             self._residency.note_layers(key, num_layers, of_layers, is_open=is_open)

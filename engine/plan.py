@@ -122,7 +122,7 @@ class ColdOutput(NamedTuple):
     host_ms: float = 0.0
     """How long it has waited for what the host computes, so far."""
     waited_ms: float = 0.0
-    """How long the step stood still for its layers, of `ColdChunk.wait_ms`."""
+    """How long steps have stood still for its layers, so far; see `ColdChunk.wait_ms`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

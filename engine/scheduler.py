@@ -211,10 +211,10 @@ class Scheduler:
         """Take what ran, in `step_ms`, after copies of KV blocks in `copy_ms`. Returns all events
         since the last commit."""
         assert plan.step == self._step, "another step has been planned since"
-        passes = self._cold.take(self._draft, output.cold, self._now + (step_ms + copy_ms) / 1e3)
-        computed_ms = step_ms - sum(told.waited_ms for told in output.cold.values())
-        if computed_ms > 0 and not self._draft.is_empty:
-            self._meter.note(self._draft, self._loads.bytes_in_flight, computed_ms)
+        now = self._now + (step_ms + copy_ms) / 1e3
+        passes, waited_ms = self._cold.take(self._draft, output.cold, now)
+        if step_ms > waited_ms and not self._draft.is_empty:
+            self._meter.note(self._draft, self._loads.bytes_in_flight, step_ms - waited_ms)
         self.blocks.swapping.copied(plan, copy_ms)
         self._delivery.deliver(self._draft, passes, output, self._events)
         return self.take_events()

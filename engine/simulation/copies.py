@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 from loraplex.adapters.spec import AdapterKey
@@ -11,6 +12,8 @@ from loraplex.engine.transfers_port import AdapterTransfers, Arrival
 
 _LATENCY_S = 0.001
 """From the decision to the first byte."""
+NUM_LAYERS = 32
+"""Of each adapter, copied one after the other."""
 
 
 class Link(AdapterTransfers, Protocol):
@@ -22,12 +25,25 @@ class Link(AdapterTransfers, Protocol):
         ...
 
     @property
+    def next_layer_s(self) -> float:
+        """The same of the next layer of one."""
+        ...
+
+    @property
     def bytes_in_flight(self) -> int:
         """Bytes of adapters that are being copied beside the steps."""
         ...
 
     def take_stall_ms(self) -> float:
         """How much longer the next step takes because it waits for copies; told once."""
+        ...
+
+    def layer_arrival_s(self, key: AdapterKey, layer: int) -> float:
+        """When a layer of an adapter is there, if nothing more is started."""
+        ...
+
+    def progress(self) -> Iterator[tuple[AdapterKey, int]]:
+        """Adapters on their way of which a layer has come, and how many have."""
         ...
 
 
@@ -39,10 +55,6 @@ class _Copy:
     is_told: bool = False
 
 
-def _hides_nothing(_: AdapterKey) -> float:
-    return 0.0
-
-
 class CopyLink:
     """A link of one bandwidth. Loads are copied in the order of their start; prefetches in the
     time that loads leave, so that one which is under way pauses for a load."""
@@ -52,15 +64,11 @@ class CopyLink:
         bytes_per_s: float,
         num_bytes: Callable[[AdapterKey], int],
         clock: Callable[[], float],
-        hidden_s: Callable[[AdapterKey], float] = _hides_nothing,
     ) -> None:
-        """`num_bytes` tells an adapter's size; `clock` the simulated time in seconds; `hidden_s`
-        how long before the end of its copy a load may be used, since the copy goes on behind what
-        is computed meanwhile."""
+        """`num_bytes` tells an adapter's size; `clock` the simulated time in seconds."""
         self._bytes_per_s = bytes_per_s
         self._num_bytes = num_bytes
         self._clock = clock
-        self._hidden_s = hidden_s
         self._loads: deque[_Copy] = deque()
         self._prefetches: deque[_Copy] = deque()
         self._copied: deque[_Copy] = deque()
@@ -111,15 +119,40 @@ class CopyLink:
         """Steps wait for nothing."""
         return 0.0
 
+    def layer_arrival_s(self, key: AdapterKey, layer: int) -> float:
+        """See `Link`."""
+        for copy, done_s in self._usable():
+            if copy.key == key:
+                left_bytes = self._num_bytes(key) * (NUM_LAYERS - 1 - layer) / NUM_LAYERS
+                return done_s - left_bytes / self._bytes_per_s
+        return 0.0
+
+    def progress(self) -> Iterator[tuple[AdapterKey, int]]:
+        """See `Link`."""
+        self._advance()
+        now = self._clock() + 5e-7
+        for copy, done_s in self._usable():
+            layer_s = self._num_bytes(copy.key) / NUM_LAYERS / self._bytes_per_s
+            missing = max(0, ceil((done_s - now) / layer_s))
+            if missing < NUM_LAYERS:
+                yield copy.key, NUM_LAYERS - missing
+
+    @property
+    def next_layer_s(self) -> float:
+        """See `Link`."""
+        for copy, done_s in self._usable():
+            layer_s = self._num_bytes(copy.key) / NUM_LAYERS / self._bytes_per_s
+            missing = ceil((done_s - self._clock() - 5e-7) / layer_s)
+            if missing > 0:
+                return done_s - (min(missing, NUM_LAYERS) - 1) * layer_s
+        return float("inf")
+
     def _usable(self) -> Iterator[tuple[_Copy, float]]:
         """Copies, each with the time at which its adapter may be used."""
         for copy in self._copied:
             yield copy, copy.done_s
         done_s = self._at_s + _LATENCY_S
-        for copy in self._loads:
-            done_s += copy.left_bytes / self._bytes_per_s
-            yield copy, done_s - self._hidden_s(copy.key)
-        for copy in self._prefetches:
+        for copy in (*self._loads, *self._prefetches):
             done_s += copy.left_bytes / self._bytes_per_s
             yield copy, done_s
 
@@ -151,6 +184,7 @@ class CopiesInside:
     wait for the copies."""
 
     bytes_in_flight = 0
+    next_layer_s = float("inf")
 
     def __init__(
         self,
@@ -189,6 +223,14 @@ class CopiesInside:
         """See `Link`; while nothing runs, nobody waits."""
         stall_ms, self._stall_s = self._stall_s * 1e3, 0.0
         return stall_ms
+
+    def layer_arrival_s(self, key: AdapterKey, layer: int) -> float:  # noqa: ARG002  of the protocol
+        """All come at once."""
+        return self._ready_s.get(key, 0.0)
+
+    def progress(self) -> Iterator[tuple[AdapterKey, int]]:
+        """Nothing is used in part."""
+        return iter(())
 
 
 def _find(queue: deque[_Copy], key: AdapterKey) -> _Copy | None:

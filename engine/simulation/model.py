@@ -33,6 +33,10 @@ class ScriptedModel:
         ends = np.concatenate((decodes, np.array(prompts, bool)))
         return StepOutput(np.where(ends, END, 0).astype(np.int64))
 
+    def token(self, chunk: Chunk) -> int:
+        """That ends the output, or not, after the prompt's last chunk."""
+        return END if self._ends(chunk) else 0
+
     def _ends(self, chunk: Chunk) -> bool:
         assert chunk.sample is not None
         return chunk.sample.position >= self._last[chunk.request_id]
@@ -68,5 +72,5 @@ def begun(plan: StepPlan) -> Iterator[tuple[str, int]]:
     with a chunk of a prompt, and those of whose prompt one token was left."""
     for row in np.flatnonzero(plan.decodes.draws == 0).tolist():
         yield plan.decodes.roster.keys[row], int(plan.decodes.positions[row])
-    for chunk in plan.prefills:
+    for chunk in (*plan.prefills, *(cold.chunk for cold in plan.cold)):
         yield chunk.request_id, chunk.start

@@ -1,20 +1,17 @@
-"""How an adapter comes to the device, and how much of its copy is hidden behind a prefill."""
+"""How adapters come to the device, and how requests go on meanwhile."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.config import PrefetchMode
-from loraplex.engine.cost_features import Row, StepFeatures
+from loraplex.engine.config import PrefetchMode, RouteMode
 from loraplex.engine.simulation.copies import CopiesInside, CopyLink, Link
 from loraplex.engine.simulation.devices import Device
 
-Route = Literal["beside", "inside", "layer-wise", "assisted"]
-"""`beside` the steps, and a request waits for all of it, as this engine does; `inside` a step, as
-engines do that load on demand; `layer-wise`: a prompt is computed on the layers that have come
-while the others are copied; `assisted`: the adapter's part of a prompt is computed on the host
-until its layers have come (https://arxiv.org/abs/2401.11240), where the host is fast enough."""
+Route = Literal["choose", "wait", "layer-wise", "assist", "inside"]
+"""As the engine's own (`RouteMode`); `inside` a step, as engines do that load on demand, so that
+all that decode wait for the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,35 +20,20 @@ class Copying:
 
     prefetch: PrefetchMode = "queue"
     max_transfer_bytes: int | None = None
-    route: Route = "beside"
+    route: Route = "wait"
+    num_assistants: int = 4
+    """Processes that divide the host's part among them, at the rate of all of the host; 0 rules
+    that route out."""
 
-
-_NUM_GROUPS = 8
-"""Groups of layers that are copied one after the other."""
+    @property
+    def mode(self) -> RouteMode:
+        """What the scheduler is told."""
+        return "wait" if self.route == "inside" else self.route
 
 
 def make_link(
-    route: Route,
-    device: Device,
-    num_bytes: Callable[[AdapterKey], int],
-    prompt_tokens: Callable[[AdapterKey], int],
-    clock: Callable[[], float],
+    route: Route, device: Device, num_bytes: Callable[[AdapterKey], int], clock: Callable[[], float]
 ) -> Link:
-    """`num_bytes` of an adapter; `prompt_tokens` of the request that waits for it, the first."""
-    if route == "inside":
-        return CopiesInside(device.copy_bytes_per_s, num_bytes, clock)
-
-    def hidden_s(key: AdapterKey) -> float:
-        if route == "beside":
-            return 0.0
-        tokens = min(prompt_tokens(key), device.max_step_tokens)
-        prefill_s = (
-            device.times.step_ms(StepFeatures.of([Row(tokens, 0, 0.0, is_decode=False)])) / 1e3
-        )
-        # Two operations for each parameter of two bytes and each token.
-        host_s = tokens * num_bytes(key) / device.host_operations_per_s
-        if route == "assisted" and host_s <= prefill_s:
-            return float("inf")
-        return prefill_s * (_NUM_GROUPS - 1) / _NUM_GROUPS
-
-    return CopyLink(device.copy_bytes_per_s, num_bytes, clock, hidden_s)
+    """`num_bytes` of an adapter; `clock` tells simulated seconds."""
+    make = CopiesInside if route == "inside" else CopyLink
+    return make(device.copy_bytes_per_s, num_bytes, clock)

@@ -18,9 +18,11 @@ from loraplex.engine.plan import Logprobs, StepPlan
 from loraplex.engine.protocol import Sampling, Submit
 from loraplex.engine.request import Piece
 from loraplex.engine.scheduler import Scheduler
+from loraplex.engine.simulation.copies import NUM_LAYERS
 from loraplex.engine.simulation.devices import Device
 from loraplex.engine.simulation.errors import SimulationError
 from loraplex.engine.simulation.model import END, ScriptedModel, begun, plan_features
+from loraplex.engine.simulation.passes import Passes
 from loraplex.engine.simulation.prompts import prompt_of, vocabulary
 from loraplex.engine.simulation.records import Record, Run
 from loraplex.engine.simulation.routes import Copying, make_link
@@ -81,9 +83,7 @@ class Simulation:
         self._load = load
         self._residency = residency
         self._now = 0.0
-        self._link = make_link(
-            load.copying.route, device, self._adapter_bytes, self._prompt_tokens, lambda: self._now
-        )
+        self._link = make_link(load.copying.route, device, self._adapter_bytes, lambda: self._now)
         self._after_step = after_step
         self.costs = CostModel(Subject("simulated", device.name))
         """What the scheduler has learned about the device."""
@@ -113,6 +113,7 @@ class Simulation:
         }
         lengths = {key: request.output_tokens for key, request in self._requests.items()}
         self._model = ScriptedModel(lengths)
+        self._passes = Passes(device, self._link, self._model)
         self._run = Run(list(self._records.values()), last_arrival_s=load.requests[-1].arrival_s)
         self._num_arrived = self._num_cancelled = 0
 
@@ -145,6 +146,10 @@ class Simulation:
         self._now = now
         for arrival in self._link.arrivals():
             self._residency.finish_load(arrival.key)
+            num_bytes = self._adapter_bytes(arrival.key)
+            self._scheduler.routes.note_copy(num_bytes, num_bytes / self._device.copy_bytes_per_s)
+        for key, num_layers in self._link.progress():
+            self._residency.note_layers(key, num_layers, NUM_LAYERS, is_open=True)
         requests = self._load.requests
         while self._num_arrived < len(requests) and requests[self._num_arrived].arrival_s <= now:
             self._submit(str(self._num_arrived), requests[self._num_arrived])
@@ -172,32 +177,26 @@ class Simulation:
         self._run.num_loads += len(plan.loads)
         self._run.critical_bytes += sum(map(self._adapter_bytes, (*plan.loads, *plan.claims)))
 
-    def _prompt_tokens(self, key: AdapterKey) -> int:
-        """Of the request that has waited longest for an adapter."""
-        waiting = (
-            record.prompt_tokens
-            for record in self._run.records[: self._num_arrived]
-            if record.started_s is None and record.adapter == key.digest
-        )
-        return next(waiting, 1)
-
     def _adapter_bytes(self, key: AdapterKey) -> int:
         return self._ranks[key] * self._device.bytes_per_rank
 
     def _step(self, plan: StepPlan, now: float, plan_s: float) -> float:
         """Let the device run the plan; return when it is done."""
         step = plan_features(plan, self._ranks.__getitem__, self._link.bytes_in_flight)
-        ms = self._device.times.step_ms(step)
+        ms = self._device.times.step_ms(step) if step.num_tokens else 0.0
         if self._load.noise:
             ms *= max(0.2, 1 + self._rng.normal(0, self._load.noise))
         stall_ms = self._link.take_stall_ms()
         ms += stall_ms
+        ranks = {key: float(self._requests[key].rank) for key in _passing(plan)}
+        cold, passes_end_s = self._passes.run(plan, now + ms / 1e3, ranks)
+        ms = (passes_end_s - now) * 1e3
         self._count(plan, step, ms, stall_ms)
         for key, cached_tokens in begun(plan):
             record = self._records[key]
             if record.started_s is None:
                 record.started_s, record.cached_tokens = now, cached_tokens
-        output = self._model.run(plan)
+        output = replace(self._model.run(plan), cold=cold)
         started = perf_counter()
         copy_ms = plan.num_copied_blocks * _copy_ms_per_block(self._device)
         events = self._scheduler.commit(plan, output, ms, copy_ms)
@@ -254,6 +253,8 @@ class Simulation:
 
     def _next_event_s(self, now: float) -> float:
         times = [self._link.next_arrival_s]
+        if self._load.copying.mode != "wait":
+            times.append(self._link.next_layer_s)
         if self._num_arrived < len(self._load.requests):
             times.append(self._load.requests[self._num_arrived].arrival_s)
         if self._num_cancelled < len(self._cancels):
@@ -263,6 +264,11 @@ class Simulation:
                 "the scheduler stands still: requests wait that nothing will let run"
             )
         return max(now, min(times)) if min(times) < float("inf") else now
+
+
+def _passing(plan: StepPlan) -> list[str]:
+    """Requests whose passes are under way."""
+    return [cold.chunk.request_id for cold in plan.cold]
 
 
 def _copy_ms_per_block(device: Device) -> float:
@@ -292,5 +298,7 @@ def _config(device: Device, load: Load) -> SchedulerConfig:
         num_host_blocks=device.host_kv_tokens // device.block_size,
         copy_ms_per_block=_copy_ms_per_block(device),
         prefetch=load.copying.prefetch,
+        route=load.copying.mode,
+        num_assistants=load.copying.num_assistants,
         max_transfer_bytes=load.copying.max_transfer_bytes,
     )

@@ -45,8 +45,8 @@ Transfers = Annotated[
     ),
 ]
 AdapterRoute = Annotated[
-    Literal["beside", "inside", "layer-wise", "assisted"],
-    typer.Option(help="How adapters come: beside steps, inside them, or while prompts run."),
+    Literal["choose", "wait", "layer-wise", "assist", "inside"],
+    typer.Option(help="How requests go on whose adapter is coming; inside: steps wait for it."),
 ]
 CopyRate = Annotated[
     float | None, typer.Option(min=0.001, help="GB/s of the link; default the profile's.")
@@ -99,7 +99,7 @@ def simulate(
     cache: Cache = "worth",
     prefetch: Prefetch = "queue",
     transfers: Transfers = None,
-    route: AdapterRoute = "beside",
+    route: AdapterRoute = "choose",
     copy_rate: CopyRate = None,
     slots: Slots = None,
     load: Load = None,

@@ -13,14 +13,14 @@ from loraplex.engine.assist_port import AssistLost
 @dataclass
 class FakeAsked:
     assist: "FakeAssist"
+    number: int
     adapter: VerifiedAdapter
     paths: Sequence[str]
     x: Tensor
-    is_lost: bool
 
     @torch.inference_mode()
     def add_to(self, y: Tensor) -> None:
-        if self.is_lost:
+        if self.number in self.assist.lost:
             raise AssistLost
         first = 0
         for path in self.paths:
@@ -47,7 +47,11 @@ class FakeAssist:
         if not self.num_ready or len(self.asked) >= self.refuses_from:
             raise AssistLost
         self.asked.append(tuple(paths))
-        return FakeAsked(self, adapter, paths, x.clone(), len(self.asked) - 1 in self.lost)
+        return FakeAsked(self, len(self.asked) - 1, adapter, paths, x.clone())
+
+    def lose_all(self) -> None:
+        """All that has been asked."""
+        self.lost = frozenset(range(len(self.asked)))
 
     def close(self) -> None:
         self.num_ready = 0

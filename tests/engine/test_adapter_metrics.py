@@ -6,7 +6,8 @@ from loraplex.adapters.errors import AdapterCorrupt
 from loraplex.adapters.reservations import Reservations
 from loraplex.adapters.residency import HostMemory, Residency
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.adapter_metrics import AdapterMetrics
+from loraplex.engine.adapter_metrics import AdapterMetrics, CopyCollector
+from loraplex.engine.copy_link import CopyLink
 from loraplex.engine.core import StepReport
 from loraplex.engine.events import Events
 from loraplex.engine.plan import StepPlan
@@ -56,3 +57,26 @@ def test_loads_are_told_by_route_failures_and_evictions_by_cause_memory_by_tier(
     assert value("host_adapter_bytes", state="held") == 3
     assert value("adapters", tier="device") == value("adapters", tier="host") == 1
     assert value("adapter_promises", state="refused") == 1
+
+
+def test_what_the_link_copied_is_told_by_cause_and_its_rate_beside_the_throttle() -> None:
+    registry = CollectorRegistry()
+    seconds = iter((0.0, 0.0, 0.0, 0.5, 0.5))
+    link = CopyLink(None, lambda: next(seconds))
+    registry.register(CopyCollector(link))
+
+    def rate(kind: str) -> float | None:
+        labels = {"kind": kind}
+        return registry.get_sample_value("loraplex_adapter_copy_bytes_per_second", labels)
+
+    assert (rate("limit"), rate("measured")) == (float("inf"), 0)
+    passage = link.passage(is_prefetch=True)
+    link.enter(passage)
+    link.take(passage, 100)
+    link.leave(passage)
+    copied = "loraplex_adapter_copied_bytes_total"
+    assert registry.get_sample_value(copied, {"cause": "prefetch"}) == 100
+    assert registry.get_sample_value(copied, {"cause": "load"}) == 0
+    assert rate("measured") is not None
+    link.limit_bytes_per_s = 2e6
+    assert rate("limit") == 2e6

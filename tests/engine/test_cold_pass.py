@@ -40,8 +40,8 @@ def shared_world(
 def assist(shared_world: ColdWorld) -> FakeAssist:
     """A new one, which all passes ask that begin."""
     runner = shared_world.runner
-    runner._assist = FakeAssist(widths(runner.model))
-    return runner._assist
+    runner.assist = fake = FakeAssist(widths(runner.model))
+    return fake
 
 
 @pytest.fixture
@@ -252,3 +252,15 @@ def test_a_function_that_has_not_begun_never_does() -> None:
     turns = Turns(lambda: pytest.fail("it was given up"), "cold-pass")
     turns.give_up()
     assert (turns.is_begun, passes_alive()) == (False, 0)
+
+
+def test_what_groups_hold_of_one_forward_pass_is_hidden_from_another(world: ColdWorld) -> None:
+    lora = world.runner._lora
+    group = lora.groups[0]
+    held = torch.ones(1), torch.ones(1)
+    group.held = held
+    left = lora.exchange(Turn())
+    assert (group.held, left.held) == (None, ((group, held),))
+    assert lora.exchange(left) == Turn()
+    assert group.held is held
+    group.held = None

@@ -13,7 +13,7 @@ from tests.engine.simulated_runner import SimulatedRunner, expected_output
 from loraplex.adapters.residency import Residency
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.events import Events
-from loraplex.engine.plan import Chunk, SampleSpec
+from loraplex.engine.plan import Chunk, SampleSpec, StepPlan
 from loraplex.engine.protocol import Sampling
 from loraplex.engine.seeds import choice_seed
 
@@ -36,6 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     is_greedy = False
     adapter_bytes = 5
     border: ClassVar[Mapping[str, int]] = {}
+    cold: ClassVar[Mapping[str, object]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_waiting_tokens=100_000,
             num_host_blocks=self.num_host_blocks,
             copy_ms_per_block=0.5,  # a token takes 1 ms
-            **({"num_blocks": 12} | self.border),
+            **({"num_blocks": 12} | self.border | self.cold),
         )
         self.scheduler = build.scheduler(config, self.residency)
         self.runner = (GreedyRunner if self.is_greedy else SimulatedRunner)(config.num_blocks, 4)
@@ -105,8 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fail_step(self, data: st.DataObject) -> None:
         """A step writes some of its keys and values, and breaks."""
-        plan = self.scheduler.plan(now=0.0)
-        self.loading += plan.loads
+        plan = self.plan()
         if data.draw(st.booleans()):
             self.runner.copy(plan)
             for chunk in plan.chunks[: data.draw(st.integers(0, 8))]:
@@ -118,7 +118,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), works=st.booleans())
     def end_load(self, data: st.DataObject, works: bool) -> None:
-        key = data.draw(st.sampled_from(self.loading))
+        self.end(data.draw(st.sampled_from(self.loading)), works=works)
+
+    def end(self, key: AdapterKey, *, works: bool) -> None:
         self.loading.remove(key)
         if works:
             self.residency.finish_load(key)
@@ -133,19 +135,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(meanwhile=st.just(lambda: None))
     def step(self, meanwhile: Callable[[], None]) -> None:
         """`meanwhile` is called after the step was planned, before it ends."""
-        plan = self.scheduler.plan(now=0.0)
+        plan = self.plan()
         assert plan.num_tokens <= 16
-        self.loading += plan.loads
         for key in (chunk.adapter for chunk in plan.chunks):
             assert key is None or key not in self.loading
-        for chunk in plan.chunks:
+        self.runner.copy(plan)
+        meanwhile()
+        output = self.runner.run(plan)
+        done = (c.chunk for c in plan.cold if output.cold[c.chunk.request_id].is_done)
+        for chunk in (*plan.chunks, *done):
             request_id = chunk.request_id.partition("#")[0]
             end = min(chunk.start + len(chunk.token_ids), len(self.submits[request_id].prompt))
             self.computed[request_id] = max(end, self.computed.get(request_id, 0))
-        self.runner.copy(plan)
-        meanwhile()
-        self.take(self.scheduler.commit(plan, self.runner.run(plan)))
+        self.take(self.scheduler.commit(plan, output))
         self.runner.poison(self.scheduler.blocks.pool.free())
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.plan(now=0.0)
+        self.loading = [key for key in self.loading if key not in plan.evictions]
+        self.loading += [*plan.loads, *plan.prefetches]
+        return plan
 
     def take(self, events: Events) -> None:
         for tokens in events.tokens:
@@ -177,9 +186,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(2000):
             if not self.scheduler.has_work:
                 break
-            for key in self.loading:
-                self.residency.finish_load(key)
-            self.loading.clear()
+            for key in list(self.loading):
+                self.end(key, works=True)
             self.step(lambda: None)
         assert not self.scheduler.has_work, "somebody starves"
         self.scheduler.check()

@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from loraplex.engine.simulation.errors import SimulationError
-from loraplex.engine.simulation.studies import adapters, many_tenants, public, step_costs, vtc_trace
+from loraplex.engine.simulation.studies import (
+    adapters,
+    cold_routes,
+    many_tenants,
+    public,
+    step_costs,
+    vtc_trace,
+)
 from loraplex.engine.simulation.studies.study import Options
 
 STUDIES: Mapping[str, Callable[[Options], None]] = {
@@ -15,6 +22,7 @@ STUDIES: Mapping[str, Callable[[Options], None]] = {
     "tenants": many_tenants.many_tenants,
     "slot": adapters.one_slot,
     "caches": adapters.caches,
+    "routes": cold_routes.cold_routes,
     "public": public.public,
     "costs": step_costs.step_costs,
 }

@@ -31,7 +31,7 @@ def assisted(
         world = make_world(folder, model, {"all": options}, assist)
         world.stored = replace(world.stored, shares=True)
         yield world, assist, watch
-        world.close()
+        world.clear()
 
 
 def test_a_pass_of_which_no_layer_has_come_is_computed_from_the_hosts_copy(

@@ -7,37 +7,48 @@ from tests.engine.simulation import worlds
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
-from loraplex.engine.simulation.copies import CopiesInside
+from loraplex.engine.simulation.copies import CopiesInside, CopyLink
 from loraplex.engine.simulation.experiment import Setup, run_policy
 from loraplex.engine.simulation.metrics import Metrics, measure
-from loraplex.engine.simulation.routes import Copying, Route, make_link
+from loraplex.engine.simulation.routes import Copying, Route
+from loraplex.engine.simulation.traces import TraceRequest
 
 A = AdapterKey("t", "a")
 
 
-def usable_after_s(route: Route, prompt_tokens: int, **device: object) -> float:
-    """When an adapter whose copy takes 1 s may be used."""
-    now = [0.0]
-    made = worlds.device(copy_bytes_per_s=1000.0, max_step_tokens=4096, **device)
-    link = make_link(route, made, lambda _: 1000, lambda _: prompt_tokens, lambda: now[0])
-    link.start(StepPlan(1, (), (A,)))
-    return link.next_arrival_s
+def ttft_s(route: Route, **changes: object) -> float:
+    """Mean, of requests that do not meet, each on an adapter of its own, which takes 0.8 s."""
+    load = tuple(TraceRequest(2.0 * i, "t", 400, 1, adapter=f"a{i}", rank=8) for i in range(1, 9))
+    device = worlds.device(copy_bytes_per_s=1e4, max_step_tokens=400, **changes)
+    run = run_policy(Setup(device, load, slots=2, copying=Copying("none", route=route)), "fcfs")
+    return measure(run).p50_ttft_s
 
 
-def test_a_copy_beside_the_steps_is_waited_for_to_its_end() -> None:
-    assert usable_after_s("beside", 2000) == pytest.approx(1.0, abs=0.01)
+def test_a_copy_is_waited_for_to_its_end_before_the_prompt_begins() -> None:
+    assert ttft_s("wait") == pytest.approx(0.8 + 0.052, abs=0.01)
 
 
 def test_layers_that_are_copied_while_others_are_computed_are_not_waited_for() -> None:
-    # A prompt of 2000 tokens takes 212 ms, in which 7 of 8 groups can follow the first.
-    assert usable_after_s("layer-wise", 2000) == pytest.approx(1 - 0.212 * 7 / 8, abs=0.01)
-    assert usable_after_s("layer-wise", 1) > usable_after_s("layer-wise", 2000)
+    assert ttft_s("layer-wise") == pytest.approx(0.8 + 0.052 / 32, abs=0.02)
 
 
-def test_a_host_that_keeps_up_lets_a_prompt_begin_at_once_and_a_slower_one_does_not() -> None:
-    assert usable_after_s("assisted", 2000, host_operations_per_s=1e9) <= 0.0
-    slow = usable_after_s("assisted", 2000, host_operations_per_s=1e6)
-    assert slow == usable_after_s("layer-wise", 2000)
+def test_a_host_that_keeps_up_hides_the_copy_and_one_that_does_not_is_not_chosen() -> None:
+    # It may begin when the first of 32 layers has come.
+    assert ttft_s("assist", host_operations_per_s=1e9) == pytest.approx(0.078, abs=0.01)
+    slow = {"host_operations_per_s": 1e5}
+    assert ttft_s("assist", **slow) > ttft_s("layer-wise")
+    assert ttft_s("choose", **slow) <= ttft_s("wait", **slow) * 1.02
+
+
+def test_layers_of_a_copy_come_one_after_the_other() -> None:
+    now = [0.0]
+    link = CopyLink(1000.0, lambda _: 1000, lambda: now[0])
+    link.start(StepPlan(1, (), (A,)))
+    assert dict(link.progress()) == {}
+    assert link.layer_arrival_s(A, 0) == link.next_layer_s == pytest.approx(1 / 32, abs=0.002)
+    now[0] = 0.51
+    assert dict(link.progress()) == {A: 16}
+    assert link.layer_arrival_s(A, 31) == link.next_arrival_s == pytest.approx(1.0, abs=0.002)
 
 
 def test_a_load_inside_a_step_makes_the_step_longer_once() -> None:
@@ -50,14 +61,14 @@ def test_a_load_inside_a_step_makes_the_step_longer_once() -> None:
 def test_loads_inside_steps_interrupt_those_that_decode_and_loads_beside_them_do_not() -> None:
     shares = {}
     load = worlds.requests(60, gap_s=0.05, adapters=5)
-    for route in ("inside", "beside"):
+    for route in ("inside", "wait"):
         device = worlds.device(copy_bytes_per_s=2e5)
         setup = Setup(device, load, slots=4, copying=Copying("none", route=route))
         metrics: Metrics = measure(run_policy(setup, "fcfs", "lru"))
         shares[route] = metrics.load_interruption_share
         assert metrics.load_interruption_share <= metrics.interruption_share
     assert shares["inside"] > 0.2
-    assert shares["beside"] == 0.0
+    assert shares["wait"] == 0.0
 
 
 def test_a_prefetch_that_every_request_uses_has_a_precision_of_one() -> None:

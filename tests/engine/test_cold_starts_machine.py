@@ -1,0 +1,89 @@
+"""The same when requests begin on adapters of which layers are still to come."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from tests.engine.test_scheduler_machine import SchedulerMachine
+
+from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.plan import StepPlan
+
+OF_LAYERS = 3
+
+
+class ColdMachine(SchedulerMachine):
+    """Loads open and come layer by layer, in any number of steps; they fail, or are dropped, with
+    requests in the middle of a pass."""
+
+    num_host_blocks = 7
+    cold: ClassVar[Mapping[str, object]] = {"route": "layer-wise", "max_cold_passes": 2}
+
+    def plan(self) -> StepPlan:
+        plan = super().plan()
+        for key in (*plan.loads, *plan.prefetches):
+            self.runner.layers[key] = 0, OF_LAYERS
+        decodes = set(plan.decodes.roster.keys)
+        for cold in plan.cold:
+            assert cold.chunk.request_id not in decodes
+            assert cold.wait_ms == 0 or not (decodes or plan.prefills)
+        assert plan.num_requests or not any(cold.advances for cold in plan.cold)
+        return plan
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data(), num_layers=st.integers(0, OF_LAYERS))
+    def layers_come(self, data: st.DataObject, num_layers: int) -> None:
+        key = data.draw(st.sampled_from(self.loading))
+        there = max(num_layers, self.runner.layers[key][0])
+        self.runner.layers[key] = there, OF_LAYERS
+        self.residency.note_layers(key, there, OF_LAYERS, is_open=True)
+
+    @rule(adapter=st.sampled_from(["x", "y", "z"]))
+    def drop(self, adapter: str) -> None:
+        key = AdapterKey("t", adapter)
+        self.residency.drop(key)
+        self.scheduler.forget(key)
+
+    def end(self, key: AdapterKey, *, works: bool) -> None:
+        if works:
+            self.runner.layers[key] = OF_LAYERS, OF_LAYERS
+        super().end(key, works=works)
+
+    def conserves(self) -> None:
+        super().conserves()
+        counts = self.residency.counts
+        num_open = self.scheduler._cold.num_uncounted
+        assert sum(counts.routes.values()) + num_open == counts.num_uses
+
+
+class AssistMachine(ColdMachine):
+    """The same with the host's help, and prefetches that may be used on their way."""
+
+    cold: ClassVar[Mapping[str, object]] = {
+        "route": "assist",
+        "num_assistants": 1,
+        "prefetch": "queue",
+    }
+
+
+class ChoosingMachine(ColdMachine):
+    """The same with a choice that may change while a request waits, and another border."""
+
+    adapter_bytes = 2
+    is_greedy = True
+    border: ClassVar[Mapping[str, int]] = {
+        "num_blocks": 16,
+        "min_blocks": 12,
+        "lent_block_bytes": 1,
+    }
+    cold: ClassVar[Mapping[str, object]] = {"route": "choose"}
+
+
+for machine in (ColdMachine, AssistMachine, ChoosingMachine):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestColdMachine = ColdMachine.TestCase
+TestAssistMachine = AssistMachine.TestCase
+TestChoosingMachine = ChoosingMachine.TestCase
+del SchedulerMachine  # its own cases run where it is defined

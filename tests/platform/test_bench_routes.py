@@ -130,8 +130,10 @@ def test_a_run_replaces_what_the_run_before_wrote_and_nothing_else() -> None:
         (("--quick", "--prompt-tokens", "2048"), "holds"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(options: tuple[str, ...], says: str) -> None:
-    ran = CliRunner().invoke(app, ["routes", *options])
+def test_what_cannot_be_measured_is_refused(
+    options: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    ran = CliRunner().invoke(app, ["routes", *options, "--data-dir", str(tmp_path)])
     assert ran.exit_code != 0
     assert says in ran.output
 

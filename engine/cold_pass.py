@@ -106,10 +106,11 @@ class ColdPass:
         need = self._need(group.slices)
         if need is None or not x.numel():
             return group.updates.linear(group.slices, group.dense.apply(x), x)
-        asked = self._asked(need, x)
+        asked, started = self._asked(need, x), perf_counter()
         y = group.dense.apply(x)
         if asked is not None:
             if self._added(asked, y):
+                self._host_ms += (perf_counter() - started) * 1e3
                 self._host_layers.add(need.layer)
                 return y
             self._await(need.layer)
@@ -140,12 +141,10 @@ class ColdPass:
 
     def _added(self, asked: Asked, y: Tensor) -> bool:
         """Add what the host has computed; False if that will not come."""
-        started = perf_counter()
         try:
             asked.add_to(y.view(-1, y.shape[-1]))
         except AssistLost:
             self._is_lost = True
-        self._host_ms += (perf_counter() - started) * 1e3
         return not self._is_lost
 
     def _await(self, layer: int) -> None:

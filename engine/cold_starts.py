@@ -48,8 +48,6 @@ class _Pass:
     """Computed so far; of these, by the host; and that may have been after this step."""
     num_host_layers: int = 0
     until_layer: int = 0
-    waited_ms: float = 0.0
-    """For which steps have stood still."""
     advances: bool = False
     """In this step."""
     is_stuck: bool = False
@@ -59,13 +57,11 @@ class _Pass:
     def may_assist(self) -> bool:
         return self.asked.decision.route == "assist"
 
-    def take(self, output: ColdOutput) -> float:
-        """It has come so far; return the ms for which the step stood still."""
+    def take(self, output: ColdOutput) -> None:
+        """It has come so far."""
         has_tried = self.advances or self.is_stuck
         self.is_stuck = has_tried and output.num_layers == self.num_layers
         self.num_layers, self.num_host_layers = output.num_layers, output.num_host_layers
-        waited_ms, self.waited_ms = output.waited_ms - self.waited_ms, output.waited_ms
-        return waited_ms
 
     def part(self, until_layer: int) -> PassPart:
         """What it takes to come so far."""
@@ -108,6 +104,8 @@ class ColdStarts:
     """In the order in which they began."""
     _asked: dict[tuple[str, int], _Asked] = field(default_factory=dict)
     """Since the last layer came, by request and where its chunk begins."""
+    _waiting: dict[str, tuple[AdapterKey, _Asked]] = field(default_factory=dict)
+    """Requests that were found to do best to wait, and when that was first."""
     _seen: dict[AdapterKey, int] = field(default_factory=dict)
     """Open adapters, and how many layers of each had come."""
     _now: float = 0.0
@@ -117,6 +115,7 @@ class ColdStarts:
         self._now = now
         if self.config.route == "wait":
             return False
+        self._learn_from_waits()
         before = self.version
         for cold in list(self._begun.values()):
             if cold.run is not None:
@@ -146,7 +145,12 @@ class ColdStarts:
         num_cached = cached_tokens(request)
         if num_cached < request.adapter_start:
             return True  # so much of it needs no adapter
-        return self._ask(request, num_cached).decision.route != "wait"
+        asked = self._ask(request, num_cached)
+        if asked.decision.route != "wait":
+            return True
+        assert request.adapter is not None
+        self._waiting.setdefault(request.key, (request.adapter, asked))
+        return False
 
     def started(self, request: Request, route: Route | None) -> None:
         """It runs; it has come to its adapter by `route`, if that is there."""
@@ -156,6 +160,7 @@ class ColdStarts:
             self.residency.counts.count_route(route)
             return
         self._begun[request.key] = _Cold(request, route)
+        self._waiting.pop(request.key, None)
         self.version += 1
 
     def holds(self, request: Request) -> bool:
@@ -217,7 +222,8 @@ class ColdStarts:
             output = told[cold.request.key]
             if output.is_done or output.num_layers > run.num_layers:
                 draft.passes.append(run.part(output.num_layers))
-            waited_ms += run.take(output)
+            waited_ms += output.waited_ms
+            run.take(output)
             if output.is_done:
                 self._learn(run, output, now)
                 self._count(cold)
@@ -312,6 +318,15 @@ class ColdStarts:
         assert run.request.adapter is not None
         entry = self.residency.get(run.request.adapter)
         return 0 if entry is None else entry.num_layers
+
+    def _learn_from_waits(self) -> None:
+        for key, (adapter, asked) in list(self._waiting.items()):
+            state = self.residency.state(adapter)
+            if state is State.LOADING:
+                continue
+            del self._waiting[key]
+            if state is State.RESIDENT:
+                self.routes.note_waited(asked.decision, (self._now - asked.at_s) * 1e3)
 
     def _learn(self, run: _Pass, output: ColdOutput, now: float) -> None:
         decision, at_s = run.asked

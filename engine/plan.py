@@ -120,9 +120,9 @@ class ColdOutput(NamedTuple):
     """What was drawn, if it is done and its chunk samples; failures and log-probabilities are in
     `StepOutput`."""
     host_ms: float = 0.0
-    """How long it has waited for what the host computes, so far."""
+    """From questions to the host to its answers, so far; base layers are computed meanwhile."""
     waited_ms: float = 0.0
-    """How long steps have stood still for its layers, so far; see `ColdChunk.wait_ms`."""
+    """How long this step has stood still for its layers; see `ColdChunk.wait_ms`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -184,6 +184,12 @@ class Routes:
             regret.num_requests + 1, regret.taken_ms + ms, regret.lost_ms + lost_ms
         )
 
+    def note_waited(self, decision: Decision, ms: float) -> None:
+        """A request for which waiting was best had all of its adapter there so long after the
+        decision. When it then starts is no matter of routes."""
+        if decision.cold is not None:
+            self.note_first_token(decision, ms + self._times(decision.cold).together_ms)
+
     def _fastest(self, predicted: dict[ColdRoute, float]) -> ColdRoute:
         if self._mode != "choose":
             return self._mode if self._mode in predicted else "wait"
@@ -206,6 +212,29 @@ class Routes:
     def _predict(self, cold: ColdStart) -> dict[ColdRoute, float]:
         """Each route's time in ms, without corrections."""
         of_layers = cold.of_layers or self._usual_layers
+        times = self._times(cold)
+        left = max(0, of_layers - cold.num_layers) if cold.bytes_left > 0 else 0
+        if not left:
+            return {"wait": times.together_ms}
+        per_byte_ms = 1e3 / self.copy_bytes_per_s
+        work = _Pass(
+            before_ms=cold.read_ms + cold.bytes_ahead * per_byte_ms,
+            arrival_ms=cold.bytes_left / left * per_byte_ms,
+            layer_ms=times.alone_ms / of_layers,
+            decodes_ms=times.decodes_ms,
+            num_there=of_layers - left,
+            num_left=left,
+        )
+        predicted: dict[ColdRoute, float] = {
+            "wait": work.whole_steps(work.last_ms) + times.together_ms,
+            "layer-wise": work.layer_wise_ms(),
+        }
+        if self._num_assistants:
+            host_ms = self._host.layer_ms(cold.num_tokens, cold.bytes_left / left)
+            predicted["assist"] = work.assisted_ms(host_ms)
+        return predicted
+
+    def _times(self, cold: ColdStart) -> "_Times":
         num_tokens, num_decodes, context = cold.num_tokens, cold.num_decodes, cold.decode_context
         squared, before = float(num_tokens * num_tokens), float(num_tokens * cold.num_context)
         alone = StepFeatures(num_tokens, 0, num_tokens, squared, before, 0, cold.rank, 1)
@@ -217,27 +246,19 @@ class Routes:
             )
             decodes = StepFeatures(num_decodes, num_decodes, 0, 0.0, 0.0, context)
             decodes_ms = self._costs.predict_ms(decodes)
-        together_ms = self._costs.predict_ms(beside)
-        left = max(0, of_layers - cold.num_layers) if cold.bytes_left > 0 else 0
-        if not left:
-            return {"wait": together_ms}
-        per_byte_ms = 1e3 / self.copy_bytes_per_s
-        work = _Pass(
-            before_ms=cold.read_ms + cold.bytes_ahead * per_byte_ms,
-            arrival_ms=cold.bytes_left / left * per_byte_ms,
-            layer_ms=self._costs.predict_ms(alone) / of_layers,
-            decodes_ms=decodes_ms,
-            num_there=of_layers - left,
-            num_left=left,
-        )
-        predicted: dict[ColdRoute, float] = {
-            "wait": work.whole_steps(work.last_ms) + together_ms,
-            "layer-wise": work.layer_wise_ms(),
-        }
-        if self._num_assistants:
-            host_ms = self._host.layer_ms(cold.num_tokens, cold.bytes_left / left)
-            predicted["assist"] = work.assisted_ms(host_ms)
-        return predicted
+        predict_ms = self._costs.predict_ms
+        return _Times(predict_ms(alone), decodes_ms, predict_ms(beside))
+
+
+class _Times(NamedTuple):
+    """Of steps, in ms."""
+
+    alone_ms: float
+    """With the chunk and nothing else."""
+    decodes_ms: float
+    """With those that decode; 0 without any."""
+    together_ms: float
+    """With both."""
 
 
 class _Pass(NamedTuple):

@@ -30,7 +30,7 @@ class Passes:
         for cold in plan.cold:
             key = cold.chunk.request_id
             before = self._begun.get(key, ColdOutput(0))
-            told[key] = before
+            told[key] = before._replace(waited_ms=0.0)
             if cold.advances:
                 told[key], at_s = self._advance(cold, before, at_s, ranks[key])
         self._begun = {key: output for key, output in told.items() if not output.is_done}
@@ -60,8 +60,8 @@ class Passes:
         is_done = layers >= NUM_LAYERS
         token_id = self._model.token(chunk) if is_done and chunk.sample is not None else None
         host_ms = before.host_ms + (host_layers - before.num_host_layers) * host_s * 1e3
-        waited_ms = before.waited_ms + waited_s * 1e3
-        return ColdOutput(layers, host_layers, is_done, token_id, host_ms, waited_ms), at_s
+        output = ColdOutput(layers, host_layers, is_done, token_id, host_ms, waited_s * 1e3)
+        return output, at_s
 
     def _layer_s(self, chunk: Chunk, rank: float) -> float:
         """All of the base model is read for a pass, whatever the step beside it has read."""

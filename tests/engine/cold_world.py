@@ -84,8 +84,8 @@ class Copy:
         """Fill with NaN what has been copied, or everything."""
         layers = self.on_host.outline.pairs.layers
         count = len(layers) if all_of_it else self.progress.num_layers
-        if count:
-            self.on_host.pairs.data[: layers[count - 1].end] = nan
+        for layer in layers[:count]:
+            self.on_host.pairs.data[layer.start : layer.end] = nan
 
     def stop(self) -> None:
         self._is_stopped = True

@@ -56,8 +56,10 @@ def result(num_registered: int = 2000) -> RoutesResult:
         plan=RoutesPlan(ratios=(1.0, 2.0), rounds=2, num_registered=num_registered),
         model="tiny",
         adapter_bytes=2_000_000,
-        prefill_ms=100.0,
-        ratios=(RatioSamples(1.0, 20_000_000, at_one), RatioSamples(2.0, 10_000_000, at_two)),
+        ratios=(
+            RatioSamples(1.0, 90.0, 20_000_000, at_one),
+            RatioSamples(2.0, 110.0, 10_000_000, at_two),
+        ),
         scale=ScaleSamples(ScaleFacts(num_registered, 1000, 0.9), (90, 110), (100, 100)),
     )
 
@@ -65,6 +67,7 @@ def result(num_registered: int = 2000) -> RoutesResult:
 def test_ratios_are_medians_of_those_within_each_round() -> None:
     found = {(row.load_over_prefill, row.route): row for row in rows(result())}
     assert found[1.0, "resident"].ttft_over_resident == 1.0
+    assert found[1.0, "resident"].measured_load_over_prefill == pytest.approx(90 / 150)
     assert found[1.0, "assist"].ttft_over_resident == pytest.approx((1.2 + 1.3) / 2)
     assert found[1.0, "assist"].beside_ttft_over_resident == pytest.approx((1.2 + 1.3) / 2)
     wait = found[1.0, "wait"]
@@ -130,8 +133,10 @@ def test_a_run_replaces_what_the_run_before_wrote_and_nothing_else() -> None:
         (("--quick", "--prompt-tokens", "2048"), "holds"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(options: tuple[str, ...], says: str) -> None:
-    ran = CliRunner().invoke(app, ["routes", *options])
+def test_what_cannot_be_measured_is_refused(
+    options: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    ran = CliRunner().invoke(app, ["routes", *options, "--data-dir", str(tmp_path)])
     assert ran.exit_code != 0
     assert says in ran.output
 

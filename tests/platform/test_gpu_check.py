@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 SETUP = Setup(torch.device("cpu"), small=True, facts={"known": 2.0})
 TRIED = (
     *("ceilings", "lora float32", "attention float32", "model", "graphs", "7B layers", "1B Llama"),
-    *("lora times", "loads", "CPU assist", "attention times"),
+    *("lora times", "loads", "CPU assist", "attention times", "routes"),
 )
 
 
@@ -198,6 +198,10 @@ def test_all_of_it_runs_small_on_a_cpu(tmp_path: Path) -> None:
         "1B Llama: base with LoRA enabled ÷ disabled",
         "7B layers, 2 rows r16: all distinct ÷ one adapter",
         "most tokens at which the host is no slower than the copy, r8",
+        "first tokens of all routes are those on an adapter that is there",
+        "the host computes layers that have not come",
+        "first token (host's clock), r16, 64 tokens, 16 GB/s, assist",
+        "fastest, r16, 64 tokens, the card's link",
     } <= told
     page = path.with_suffix(".md").read_text()
     assert page.startswith("# `make gpu-check` on none")

@@ -1,8 +1,8 @@
 """`make gpu-check`: whether kernels are right on this card and how fast, in under five minutes.
 
-It needs a GPU and Python with torch for it, triton, numpy, and for two of its stages transformers,
-safetensors and msgspec. ``--device cpu`` tries the check itself, with tiny sizes and Triton's
-interpreter: times mean nothing then, and no target is judged.
+It needs a GPU and Python with torch for it, triton, numpy, and for three of its stages
+transformers, safetensors and msgspec. ``--device cpu`` tries the check itself, with tiny sizes and
+Triton's interpreter: times mean nothing then, and no target is judged.
 """
 
 import argparse

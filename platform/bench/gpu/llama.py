@@ -39,11 +39,11 @@ from loraplex.platform.bench.gpu.step_times import BATCH, DISTINCT_TARGET
 from loraplex.platform.bench.random_model import LlamaShape, write_random_llama
 
 LLAMA_1B = LlamaShape(2048, 16, 32, 8, 8192, 128_256, 4096)
-_TINY = LlamaShape(48, 2, 4, 2, 80, 97, 128)
+TINY = LlamaShape(48, 2, 4, 2, 80, 97, 128)
 IDLE_TARGET = 0.98
 _CONTEXT = 128
 _RUNS = 30
-_LOGITS = (1e-4, 1e-4)
+LOGITS = (1e-4, 1e-4)
 """Relative and absolute: what float32 differs by in another order of sums."""
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
@@ -66,7 +66,7 @@ def llama(setup: Setup) -> Iterator[Record]:
     rows = 2 if setup.small else BATCH
     context = 5 if setup.small else _CONTEXT
     dtype = "float32" if setup.small else "bfloat16"
-    with _model(setup, _TINY if setup.small else LLAMA_1B, dtype) as model:
+    with random_model(setup, TINY if setup.small else LLAMA_1B, dtype) as model:
         blocks = rows * -(-(context + 1) // BLOCK_SIZE)
         runner = ModelRunner(model, blocks, BLOCK_SIZE)
         yield Fact("engine's kernels", runner.kernels)
@@ -133,9 +133,12 @@ def exact_model(setup: Setup) -> Iterator[Record]:
     """Compare a tiny model's mixed batch with the same engine on the CPU, and drawn tokens too."""
     yield _draws(setup)
     ranks = (8, 33, 3)
-    comparison = Comparison("a tiny Llama's logits are the CPU's, float32", _LOGITS)
+    comparison = Comparison("a tiny Llama's logits are the CPU's, float32", LOGITS)
     host = Setup(torch.device("cpu"), setup.small, setup.facts)
-    with _model(setup, _TINY, "float32") as model, _model(host, _TINY, "float32") as reference:
+    with (
+        random_model(setup, TINY, "float32") as model,
+        random_model(host, TINY, "float32") as reference,
+    ):
         runners = [ModelRunner(each, 32, BLOCK_SIZE) for each in (model, reference)]
         of_each = [random_adapters(runner, ranks) for runner in runners]
         owners: list[Row] = [None, *of_each[0]]
@@ -149,11 +152,11 @@ def exact_model(setup: Setup) -> Iterator[Record]:
 
 
 @contextmanager
-def _model(setup: Setup, shape: LlamaShape, dtype: str) -> Iterator[LoadedModel]:
+def random_model(setup: Setup, shape: LlamaShape, dtype: str) -> Iterator[LoadedModel]:
     """A random model; small ones are drawn on the CPU, to be the same on all devices."""
     with TemporaryDirectory(prefix="loraplex-gpu-check-") as folder:
         path = Path(folder) / "random"
-        write_random_llama(path, shape, 0, "cpu" if shape is _TINY else setup.device)
+        write_random_llama(path, shape, 0, "cpu" if shape is TINY else setup.device)
         yield load_model(ModelConfig(path, "random", setup.device.type, dtype))
 
 

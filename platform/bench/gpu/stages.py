@@ -28,6 +28,12 @@ def _llama(setup: Setup) -> Records:
     return llama(setup)
 
 
+def _routes(setup: Setup) -> Records:
+    from loraplex.platform.bench.gpu.routes import routes  # noqa: PLC0415  as above
+
+    return routes(setup)
+
+
 STAGES = (
     Stage("ceilings", 15, ceilings, is_timed=True),
     *(
@@ -50,6 +56,7 @@ STAGES = (
     Stage("loads", 20, loads, is_timed=True),
     Stage("CPU assist", 10, assist, is_timed=True),
     Stage("attention times", 25, attention_times, is_timed=True),
+    Stage("routes", 60, _routes, is_timed=True),
 )
 
 

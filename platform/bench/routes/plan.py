@@ -1,5 +1,6 @@
 """What `loraplex bench routes` measures, and what comes of it."""
 
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -70,6 +71,8 @@ class RatioSamples:
     """All routes at one ratio."""
 
     ratio: float
+    prefill_ms: float
+    """Of a prompt on an adapter that is there, just before: what the throttle was set by."""
     copy_bytes_per_s: int
     """What the copy was throttled to."""
     by_route: Mapping[RouteName, Samples]
@@ -93,7 +96,10 @@ class RoutesResult:
     model: str
     adapter_bytes: int
     """Of each, on the device."""
-    prefill_ms: float
-    """Of a prompt on an adapter that is there, measured before the bandwidths were set by it."""
     ratios: tuple[RatioSamples, ...]
     scale: ScaleSamples | None = None
+
+    @property
+    def prefill_ms(self) -> float:
+        """Of a prompt on an adapter that is there: median of what throttles were set by."""
+        return statistics.median(at.prefill_ms for at in self.ratios)

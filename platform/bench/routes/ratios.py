@@ -38,6 +38,9 @@ class Row:
     """
 
     load_over_prefill: float
+    """As it was set, by the prompts just before."""
+    measured_load_over_prefill: float
+    """The same copy ÷ the median of prompts on resident adapters in these rounds."""
     route: RouteName
     bandwidth_gbps: float
     """GB/s (10⁹ bytes) to which the copy was throttled."""
@@ -99,11 +102,13 @@ def bandwidth_gbps(result: RoutesResult) -> float:
 
 def _row(at: RatioSamples, route: RouteName, samples: Samples) -> Row:
     resident = at.by_route[RESIDENT]
+    set_ms = at.ratio * at.prefill_ms
     means, of_resident = _mean_gaps(samples), _mean_gaps(resident)
     beside = [beside.ttft_ms for beside in samples.beside]
     pairs = zip(samples.token_ids, resident.token_ids, strict=True)
     return Row(
         load_over_prefill=at.ratio,
+        measured_load_over_prefill=set_ms / statistics.median(resident.ttft_ms),
         route=route,
         bandwidth_gbps=at.copy_bytes_per_s / 1e9,
         ttft_ms=Spread.of(samples.ttft_ms),

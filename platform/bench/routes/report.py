@@ -91,10 +91,14 @@ def with_measured(text: str, result: RoutesResult) -> str:
 
 
 def _ttft_table(found: Sequence[Row]) -> Table:
-    header = ("load ÷ prefill", "GB/s", "route", "ms", "÷ resident", "beside decodes, ÷ resident")
+    header = (
+        *("load ÷ prefill, as set", "as measured", "GB/s", "route", "ms", "÷ resident"),
+        "beside decodes, ÷ resident",
+    )
     return header, [
         (
             f"{row.load_over_prefill:g}",
+            _number(row.measured_load_over_prefill),
             _number(row.bandwidth_gbps),
             row.route,
             _spread(row.ttft_ms),

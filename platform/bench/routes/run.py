@@ -25,7 +25,7 @@ from loraplex.platform.bench.routes.throughput import measure_scale
 from loraplex.platform.settings import Settings
 
 _PREFILLS = 5
-"""Of which the median tells what a ratio of 1 is."""
+"""Of which the median tells how fast a copy has to be."""
 _LEAD = 1.25
 """Times of a copy by which a hint comes before its request."""
 _PREFILLS_BESIDE = 2.0
@@ -51,18 +51,13 @@ def measure_routes(settings: Settings, plan: RoutesPlan, show: Show) -> RoutesRe
     ):
         with contenders.engine(RESIDENT, None) as resident:
             resident.warm_up()
-            alone = [resident.alone(number)[0] for number in range(_PREFILLS)]
-            prefill_ms = statistics.median(alone)
-            rows = tuple(
-                _at_ratio(contenders, resident, ratio, prefill_ms, show) for ratio in plan.ratios
-            )
+            rows = tuple(_at_ratio(contenders, resident, ratio, show) for ratio in plan.ratios)
         scale = measure_scale(contenders, Path(name) / "scale", show)
         return RoutesResult(
             machine=describe_machine(contenders.subject.model, load_average),
             plan=plan,
             model=contenders.subject.model.config.name,
             adapter_bytes=contenders.adapter_bytes,
-            prefill_ms=prefill_ms,
             ratios=rows,
             scale=scale,
         )
@@ -84,9 +79,12 @@ def throttle(adapter_bytes: int, prefill_ms: float, ratio: float) -> int:
 
 
 def _at_ratio(
-    contenders: Contenders, resident: ColdEngine, ratio: float, prefill_ms: float, show: Show
+    contenders: Contenders, resident: ColdEngine, ratio: float, show: Show
 ) -> RatioSamples:
     plan = contenders.plan
+    show(f"load ÷ prefill {ratio:g}: timing prompts")
+    # For each ratio anew: a machine that others use is not always as fast.
+    prefill_ms = statistics.median(resident.alone(number)[0] for number in range(_PREFILLS))
     bytes_per_s = throttle(contenders.adapter_bytes, prefill_ms, ratio)
     copy_s, prefill_s = ratio * prefill_ms / 1e3, prefill_ms / 1e3
     arrival_s = _LEAD * copy_s
@@ -103,7 +101,7 @@ def _at_ratio(
             for route in ROUTES[:: -1 if number % 2 else 1]:
                 show(f"load ÷ prefill {ratio:g}, round {number + 1} of {plan.rounds}: {route}")
                 _measure(engines[route], samples[route], number, plan.num_beside, times)
-    return RatioSamples(ratio, bytes_per_s, samples)
+    return RatioSamples(ratio, prefill_ms, bytes_per_s, samples)
 
 
 def _measure(

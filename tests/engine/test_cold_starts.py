@@ -165,3 +165,17 @@ def test_the_link_is_bounded_only_while_somebody_decodes_and_by_what_is_swapped(
     assert world.plan.copy_bytes is None
     world.step()
     assert world.plan.copy_bytes == 5, "a step of one token takes a millisecond"
+
+
+def test_a_request_for_which_waiting_was_best_teaches_how_long_that_took() -> None:
+    world = World("choose")
+    world.add("a", adapter="x")
+    world.step()
+    world.come("x", 1)
+    world.step()
+    assert not world.passes
+    world.now += 1.0
+    world.arrive("x")
+    world.step()
+    assert world.scheduler.routes.regret.num_requests == 1
+    assert world.scheduler.routes.regret.taken_ms >= 1000

@@ -53,6 +53,8 @@ class _Copy:
     left_bytes: float
     done_s: float = 0.0
     is_told: bool = False
+    num_layers: int = 0
+    """That have come: what a load that goes first makes late are the others."""
 
 
 class CopyLink:
@@ -122,7 +124,7 @@ class CopyLink:
     def layer_arrival_s(self, key: AdapterKey, layer: int) -> float:
         """See `Link`."""
         for copy, done_s in self._usable():
-            if copy.key == key:
+            if copy.key == key and layer >= copy.num_layers:
                 left_bytes = self._num_bytes(key) * (NUM_LAYERS - 1 - layer) / NUM_LAYERS
                 return done_s - left_bytes / self._bytes_per_s
         return 0.0
@@ -130,22 +132,27 @@ class CopyLink:
     def progress(self) -> Iterator[tuple[AdapterKey, int]]:
         """See `Link`."""
         self._advance()
-        now = self._clock() + 5e-7
         for copy, done_s in self._usable():
-            layer_s = self._num_bytes(copy.key) / NUM_LAYERS / self._bytes_per_s
-            missing = max(0, ceil((done_s - now) / layer_s))
-            if missing < NUM_LAYERS:
-                yield copy.key, NUM_LAYERS - missing
+            copy.num_layers = NUM_LAYERS - self._missing(copy, done_s)
+            if copy.num_layers:
+                yield copy.key, copy.num_layers
 
     @property
     def next_layer_s(self) -> float:
         """See `Link`."""
         for copy, done_s in self._usable():
-            layer_s = self._num_bytes(copy.key) / NUM_LAYERS / self._bytes_per_s
-            missing = ceil((done_s - self._clock() - 5e-7) / layer_s)
+            missing = self._missing(copy, done_s)
             if missing > 0:
-                return done_s - (min(missing, NUM_LAYERS) - 1) * layer_s
+                return done_s - (missing - 1) * self._layer_s(copy)
         return float("inf")
+
+    def _layer_s(self, copy: _Copy) -> float:
+        return self._num_bytes(copy.key) / NUM_LAYERS / self._bytes_per_s
+
+    def _missing(self, copy: _Copy, done_s: float) -> int:
+        """Layers that have not come, of a copy that will be there at `done_s`."""
+        missing = ceil((done_s - self._clock() - 5e-7) / self._layer_s(copy))
+        return min(max(0, missing), NUM_LAYERS - copy.num_layers)
 
     def _usable(self) -> Iterator[tuple[_Copy, float]]:
         """Copies, each with the time at which its adapter may be used."""

@@ -76,6 +76,9 @@ class _Cold:
     request: Request
     route: Route
     """How it will have come to its adapter, if no pass of it begins."""
+    asked: _Asked | None = None
+    """What stands for its next chunk, since it goes on: were it asked again before a layer lets its
+    pass begin, what was to be tried would never be."""
     run: _Pass | None = None
     is_counted: bool = False
 
@@ -187,8 +190,9 @@ class ColdStarts:
         if request.num_computed_tokens < request.adapter_start:
             draft.prefill(request, request.adapter_start)
         elif cold.run is None:
-            asked = self._ask(request, request.num_computed_tokens)
+            asked = cold.asked or self._ask(request, request.num_computed_tokens)
             if asked.decision.route != "wait":
+                cold.asked = asked
                 run = self._pass(request, asked)
                 self._advance(run, draft)
                 # A step that computes nothing begins no pass, and the next may find all there.
@@ -227,7 +231,7 @@ class ColdStarts:
             if output.is_done:
                 self._learn(run, output, now)
                 self._count(cold)
-                cold.run = None
+                cold.run = cold.asked = None
                 ended.append(Ended(cold.request, len(run.chunk.token_ids), output.token_id))
         return ended, waited_ms
 

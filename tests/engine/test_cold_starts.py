@@ -179,3 +179,17 @@ def test_a_request_for_which_waiting_was_best_teaches_how_long_that_took() -> No
     world.step()
     assert world.scheduler.routes.regret.num_requests == 1
     assert world.scheduler.routes.regret.taken_ms >= 1000
+
+
+def test_what_a_request_began_for_stands_until_a_layer_lets_its_pass_begin() -> None:
+    world = World("choose")
+    world.scheduler.routes.copy_bytes_per_s = 1000.0
+    world.add("a", adapter="x")
+    world.step()
+    world.come("x", 0)
+    world.step()
+    assert world.scheduler.num_running == 1
+    world.scheduler.routes.copy_bytes_per_s = 1e12  # by which it would do best to wait
+    world.come("x", 1)
+    world.step()
+    assert world.passes.keys() == {"a"}

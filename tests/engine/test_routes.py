@@ -202,3 +202,22 @@ def test_what_requests_took_corrects_what_is_predicted_for_those_after_them() ->
         chooser.note_first_token(decision, decision.plain_ms * 1.5)
     after = chooser.choose(cold()).predicted_ms["layer-wise"]
     assert after == pytest.approx(1.5 * before, rel=0.05)
+
+
+def test_what_only_its_margin_rules_out_is_tried_after_a_few_outcomes_of_waiting() -> None:
+    chooser = routes(assistants=0, rate=20e9)
+    seen = []
+    for _ in range(10):
+        decision = chooser.choose(cold())
+        seen.append(decision.route)
+        chooser.note_first_token(decision, decision.plain_ms)
+    assert seen == ["wait"] * 8 + ["layer-wise"] * 2
+
+
+def test_nothing_is_concluded_from_predictions_that_were_made_before_steps_were_learned() -> None:
+    chooser = routes()
+    chooser._costs.num_steps = 63  # type: ignore[misc]  # the test's own
+    for _ in range(9):
+        chooser.note_first_token(chooser.choose(cold()), 1e3)
+    assert chooser.regret.num_requests == 0
+    assert chooser.choose(cold()).predicted_ms == routes().choose(cold()).predicted_ms

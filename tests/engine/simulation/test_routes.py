@@ -107,3 +107,17 @@ def test_a_prefetch_that_every_request_uses_has_a_precision_of_one() -> None:
     assert metrics.prefetch_precision == 1.0
     assert metrics.prefetch_recall > 0.3
     assert metrics.prefetch_wasted_bytes == 0
+
+
+def test_a_choice_that_waits_finds_in_time_a_route_that_is_better_by_less_than_its_margin() -> None:
+    load = tuple(TraceRequest(i, "t", 400, 1, adapter=f"a{i}", rank=8) for i in range(1, 91))
+    ttfts_s = {}
+    for route in ("wait", "layer-wise", "choose"):
+        device = worlds.device(copy_bytes_per_s=1e8, bytes_per_rank=100_000, max_step_tokens=400)
+        copying = Copying("none", route=route, num_assistants=0)
+        run = run_policy(Setup(device, load, slots=2, copying=copying), "fcfs")
+        ttfts_s[route] = [record.ttft_s for record in run.records]
+    assert 1.1 < ttfts_s["wait"][-1] / ttfts_s["layer-wise"][-1] < 1.2
+    assert sum(ttfts_s["choose"]) < sum(ttfts_s["wait"])
+    # 64 steps are learned first, and eight outcomes then.
+    assert ttfts_s["choose"][75:] == pytest.approx(ttfts_s["layer-wise"][75:])

@@ -111,6 +111,8 @@ class ColdStarts:
     """Requests that were found to do best to wait, and when that was first."""
     _seen: dict[AdapterKey, int] = field(default_factory=dict)
     """Open adapters, and how many layers of each had come."""
+    _decodes: tuple[int, int] = 0, 0
+    """`DecodeRows.load`, while adapters are open."""
     _now: float = 0.0
 
     def look(self, now: float) -> bool:
@@ -128,6 +130,8 @@ class ColdStarts:
                 if cold.request.row >= 0:
                     self.decoding.go_on(cold.request)
         seen = self._open_layers()
+        if seen:
+            self._decodes = self.decoding.load()
         if seen != self._seen:
             self._seen = seen
             self._asked.clear()
@@ -282,6 +286,7 @@ class ColdStarts:
         assert key is not None
         entry = self.residency.get(key)
         assert entry is not None
+        num_decodes, decode_context = self._decodes
         return ColdStart(
             num_tokens=min(request.num_tokens - start, self.config.max_step_tokens),
             num_context=start,
@@ -290,7 +295,8 @@ class ColdStarts:
             bytes_left=entry.left_bytes,
             num_layers=entry.num_layers,
             of_layers=entry.of_layers,
-            num_decodes=self.decoding.num_rows,
+            num_decodes=num_decodes,
+            decode_context=decode_context,
         )
 
     def _pass(self, request: Request, asked: _Asked) -> _Pass:

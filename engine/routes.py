@@ -73,8 +73,6 @@ class ColdStart(NamedTuple):
     """Rows of others that decode meanwhile: each step computes theirs too."""
     decode_context: int = 0
     """Tokens in the KV cache that those read in each step, together."""
-    read_ms: float = 0.0
-    """Until its first byte can be copied, since it is still read from the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +225,7 @@ class Routes:
             return {"wait": times.together_ms}
         per_byte_ms = 1e3 / self.copy_bytes_per_s
         work = _Pass(
-            before_ms=cold.read_ms + cold.bytes_ahead * per_byte_ms,
+            before_ms=cold.bytes_ahead * per_byte_ms,
             arrival_ms=cold.bytes_left / left * per_byte_ms,
             layer_ms=times.alone_ms / of_layers,
             decodes_ms=times.decodes_ms,

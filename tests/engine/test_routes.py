@@ -34,7 +34,6 @@ COLD = st.builds(
     of_layers=st.just(80),
     num_decodes=st.sampled_from([0, 1, 40]),
     decode_context=st.integers(0, 10**5),
-    read_ms=st.floats(0, 100),
 )
 
 
@@ -70,7 +69,7 @@ def test_an_adapter_of_which_all_has_come_is_as_one_that_was_there(start: ColdSt
 
 @given(COLD, st.floats(1e7, 1e10))
 def test_a_pass_is_predicted_as_a_walk_over_its_layers_takes(start: ColdStart, rate: float) -> None:
-    start = start._replace(num_layers=0, num_context=0, read_ms=0.0)
+    start = start._replace(num_layers=0, num_context=0)
     world = World(rate, 5e-2 / 2, 0.2, 1.0, 0.0)
     predicted = routes(rate=rate).choose(start).predicted_ms
     step_ms = 8.2 + 0.06 * start.num_decodes if start.num_decodes else 0.0

@@ -27,13 +27,18 @@ from loraplex.engine.routes import ColdStart, Decision, Routes
 MAX_WAIT_MS = 20.0
 """How long a step that computes nothing else may wait for layers: requests that come meanwhile
 wait as long."""
+_NUM_STAGES = 8
+"""Of a copy. What is best is asked anew in each: from one layer to the next it hardly changes."""
+_MOST_ASKED = 16
+"""Of those that wait, in one step; the others wait, and are asked for in the next."""
 
 
 class _Asked(NamedTuple):
-    """What was decided for a request, and when."""
+    """What was decided for a request, when, and at which stage of the copy."""
 
     decision: Decision
     at_s: float
+    stage: int
 
 
 @dataclass(slots=True, eq=False)
@@ -105,12 +110,14 @@ class ColdStarts:
     """Changes with `may_start` of any request."""
     _begun: dict[str, _Cold] = field(default_factory=dict)
     """In the order in which they began."""
-    _asked: dict[tuple[str, int], _Asked] = field(default_factory=dict)
-    """Since the last layer came, by request and where its chunk begins."""
+    _asked: dict[AdapterKey, dict[tuple[str, int], _Asked]] = field(default_factory=dict)
+    """By open adapter, and by request and where its chunk begins."""
+    _num_asked: int = 0
+    """Of those that wait, in this step."""
     _waiting: dict[str, tuple[AdapterKey, _Asked]] = field(default_factory=dict)
     """Requests that were found to do best to wait, and when that was first."""
-    _seen: dict[AdapterKey, int] = field(default_factory=dict)
-    """Open adapters, and how many layers of each had come."""
+    _stages: dict[AdapterKey, int] = field(default_factory=dict)
+    """Of open adapters."""
     _decodes: tuple[int, int] = 0, 0
     """`DecodeRows.load`, while adapters are open."""
     _now: float = 0.0
@@ -129,13 +136,14 @@ class ColdStarts:
                 self._leave(cold)
                 if cold.request.row >= 0:
                     self.decoding.go_on(cold.request)
-        seen = self._open_layers()
-        if seen:
+        stages = self._open_stages()
+        if stages:
             self._decodes = self.decoding.load()
-        if seen != self._seen:
-            self._seen = seen
-            self._asked.clear()
+        if stages != self._stages or self._num_asked > _MOST_ASKED:
+            self._stages = stages
+            self._asked = {key: asked for key, asked in self._asked.items() if key in stages}
             self.version += 1
+        self._num_asked = 0
         return self.version != before
 
     def may_start(self, request: Request, cached_tokens: Callable[[Request], int]) -> bool:
@@ -152,6 +160,10 @@ class ColdStarts:
         num_cached = cached_tokens(request)
         if num_cached < request.adapter_start:
             return True  # so much of it needs no adapter
+        if not self._is_known(request, num_cached):
+            self._num_asked += 1
+            if self._num_asked > _MOST_ASKED:
+                return False
         asked = self._ask(request, num_cached)
         if asked.decision.route != "wait":
             return True
@@ -260,10 +272,10 @@ class ColdStarts:
     def _runs(self) -> Iterator[_Pass]:
         return (cold.run for cold in self._begun.values() if cold.run is not None)
 
-    def _open_layers(self) -> dict[AdapterKey, int]:
+    def _open_stages(self) -> dict[AdapterKey, int]:
         entries = ((key, self.residency.get(key)) for key in self.loads.keys)
         return {
-            key: entry.num_layers
+            key: entry.num_layers * _NUM_STAGES // max(1, entry.of_layers)
             for key, entry in entries
             if entry is not None and entry.is_open and not entry.is_there
         }
@@ -273,13 +285,23 @@ class ColdStarts:
             self.residency.state(request.adapter) is State.RESIDENT
         )
 
+    def _is_known(self, request: Request, start: int) -> bool:
+        """True if `_ask` has the answer."""
+        key = request.adapter
+        assert key is not None
+        asked = self._asked.get(key, {}).get((request.key, start))
+        return asked is not None and asked.stage == self._stages.get(key, 0)
+
     def _ask(self, request: Request, start: int) -> _Asked:
         """What is best for the next chunk of a prompt, which begins at `start`."""
-        asked = self._asked.get((request.key, start))
-        if asked is None:
-            asked = _Asked(self.routes.choose(self._cold_start(request, start)), self._now)
-            self._asked[request.key, start] = asked
-        return asked
+        key = request.adapter
+        assert key is not None
+        of_adapter = self._asked.setdefault(key, {})
+        if not self._is_known(request, start):
+            decision = self.routes.choose(self._cold_start(request, start))
+            stage = self._stages.get(key, 0)
+            of_adapter[request.key, start] = _Asked(decision, self._now, stage)
+        return of_adapter[request.key, start]
 
     def _cold_start(self, request: Request, start: int) -> ColdStart:
         key = request.adapter
@@ -339,8 +361,8 @@ class ColdStarts:
                 self.routes.note_waited(asked.decision, (self._now - asked.at_s) * 1e3)
 
     def _learn(self, run: _Pass, output: ColdOutput, now: float) -> None:
-        decision, at_s = run.asked
-        self.routes.note_first_token(decision, (now - at_s) * 1e3)
+        asked = run.asked
+        self.routes.note_first_token(asked.decision, (now - asked.at_s) * 1e3)
         if output.num_host_layers:
             num_bytes = run.request.submission.adapter_bytes
             num_bytes = num_bytes * output.num_host_layers // run.of_layers

@@ -8,6 +8,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.routes import ColdStart, Decision
 
 X = AdapterKey("t", "x")
+QUEUE = {"max_waiting_requests": 64, "max_waiting_tokens": 4000}
 
 
 def begun(world: World, request_id: str = "a", **values: object) -> None:
@@ -233,3 +234,30 @@ def test_what_is_held_until_its_adapter_is_there_decodes_beside_nobody() -> None
     world.add("b", adapter="x")
     world.step()
     assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(0, 0)]
+
+
+def test_of_many_that_wait_so_many_are_asked_for_in_a_step_and_the_others_in_the_next() -> None:
+    world = World("choose", max_running=40, num_blocks=400, **QUEUE)
+    world.scheduler.routes.copy_bytes_per_s = 1e12
+    for number in range(40):
+        world.add(f"a{number}", adapter="x", num_prompt_tokens=1 + number % 20)
+    world.step()
+    asked = watched(world)
+    world.come("x", 1)
+    counts = []
+    for _ in range(4):
+        world.step()
+        counts.append(len(asked))
+    assert counts == [16, 32, 40, 40]
+
+
+def test_one_that_waits_is_asked_for_again_once_in_each_eighth_of_the_copy() -> None:
+    world = World("choose")
+    world.scheduler.routes.copy_bytes_per_s = 1e12
+    world.add("a", adapter="x")
+    world.step()
+    asked = watched(world)
+    for num_layers in range(32):
+        world.residency.note_layers(X, num_layers, 32, is_open=True)
+        world.step()
+    assert [cold.num_layers for cold in asked] == list(range(0, 32, 4))

@@ -171,6 +171,15 @@ class ColdStarts:
         self._waiting.setdefault(request.key, (request.adapter, asked))
         return False
 
+    def copy_ms(self, request: Request) -> float:
+        """Until all of its adapter is there, by the link's rate; 0 if none of it is on its way."""
+        key = request.adapter
+        entry = None if key is None else self.residency.get(key)
+        if key is None or entry is None or entry.is_there:
+            return 0.0
+        left_bytes = self.loads.bytes_ahead(key) + entry.left_bytes
+        return left_bytes / self.routes.copy_bytes_per_s * 1e3
+
     def started(self, request: Request, route: Route | None) -> None:
         """It runs; it has come to its adapter by `route`, if that is there."""
         if route is None:

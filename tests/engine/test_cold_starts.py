@@ -1,5 +1,6 @@
 """Requests begin on adapters that are on their way."""
 
+import pytest
 from tests.engine import build
 from tests.engine.arriving_world import NUM_LAYERS, World
 from tests.engine.simulated_runner import expected_output
@@ -261,3 +262,23 @@ def test_one_that_waits_is_asked_for_again_once_in_each_eighth_of_the_copy() -> 
         world.residency.note_layers(X, num_layers, 32, is_open=True)
         world.step()
     assert [cold.num_layers for cold in asked] == list(range(0, 32, 4))
+
+
+def test_a_request_is_predicted_to_run_until_its_adapter_has_come_and_it_has_decoded() -> None:
+    world = World(max_step_tokens=16)
+    world.scheduler.routes.copy_bytes_per_s = 8.0
+    world.add("b", max_tokens=30)
+    for _ in range(3):
+        world.step()
+    world.add("w", adapter="w")
+    world.add("a", adapter="x", num_prompt_tokens=6)
+    world.step()
+    outlook, request = world.scheduler._outlook, world.scheduler._requests["a"]
+    world.come("w", 2)
+    world.come("x", 1)
+    decoding_ms = outlook._output_left(request) * outlook._step_ms
+    # Half of an adapter of 8 bytes comes first, then three quarters of its own.
+    assert outlook.predicted_run_ms(request) == pytest.approx(500 + 750 + decoding_ms)
+    world.arrive("w")
+    world.arrive("x")
+    assert outlook.predicted_run_ms(request) == pytest.approx(outlook._step_ms + decoding_ms)

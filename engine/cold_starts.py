@@ -22,18 +22,11 @@ from loraplex.engine.draft import Draft, PassPart
 from loraplex.engine.loads import Loads
 from loraplex.engine.plan import Chunk, ColdChunk, ColdOutput
 from loraplex.engine.request import Request, Status
-from loraplex.engine.routes import ColdStart, Decision, Routes
+from loraplex.engine.route_decisions import Decided, RouteDecisions
 
 MAX_WAIT_MS = 20.0
 """How long a step that computes nothing else may wait for layers: requests that come meanwhile
 wait as long."""
-
-
-class _Decided(NamedTuple):
-    """What is best for a request, and when that was found."""
-
-    decision: Decision
-    at_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +36,7 @@ class _Pass:
     request: Request
     chunk: Chunk
     of_layers: int
-    asked: _Decided
+    asked: Decided
     num_layers: int = 0
     """Computed so far; of these, by the host; and that may have been after this step."""
     num_host_layers: int = 0
@@ -76,7 +69,7 @@ class _Cold:
     request: Request
     route: Route
     """How it will have come to its adapter, if no pass of it begins."""
-    asked: _Decided | None = None
+    asked: Decided | None = None
     """What stands for its next chunk, since it goes on: were it asked again before a layer lets its
     pass begin, what was to be tried would never be."""
     run: _Pass | None = None
@@ -96,23 +89,14 @@ class ColdStarts:
     """See above. Belongs to one scheduler."""
 
     config: SchedulerConfig
-    routes: Routes
     residency: Residency
     loads: Loads
     decoding: DecodeRows
+    decisions: RouteDecisions
     version: int = 0
     """Changes with `may_start` of any request."""
     _begun: dict[str, _Cold] = field(default_factory=dict)
     """In the order in which they began."""
-    _asked: dict[tuple[str, int], _Decided] = field(default_factory=dict)
-    """Since the last layer came, by request and where its chunk begins."""
-    _waiting: dict[str, tuple[AdapterKey, _Decided]] = field(default_factory=dict)
-    """Requests that were found to do best to wait, and when that was first."""
-    _seen: dict[AdapterKey, int] = field(default_factory=dict)
-    """Open adapters, and how many layers of each had come."""
-    _decodes: tuple[int, int] = 0, 0
-    """`DecodeRows.load`, while adapters are open."""
-    _now: float = 0.0
     _looked_version: int = 0
     """When `look` was called last."""
     _num_uncounted_starts: int = 0
@@ -121,10 +105,8 @@ class ColdStarts:
 
     def look(self, now: float) -> bool:
         """See what has come since the last step; true if others may start now. Before each plan."""
-        self._now = now
         if self.config.route == "wait":
             return False
-        self._learn_from_waits()
         for cold in list(self._begun.values()):
             if cold.run is not None:
                 cold.run.until_layer, cold.run.advances = cold.run.num_layers, False
@@ -133,13 +115,7 @@ class ColdStarts:
                 self._leave(cold)
                 if cold.request.row >= 0:
                     self.decoding.go_on(cold.request)
-        seen = self._open_layers()
-        if seen:
-            self._decodes = self.decoding.load()
-        if seen != self._seen:
-            self._seen = seen
-            self._asked.clear()
-            self.version += 1
+        self.version += self.decisions.look(now)
         has_changed = self.version != self._looked_version
         self._looked_version = self.version
         return has_changed
@@ -158,12 +134,19 @@ class ColdStarts:
         num_cached = cached_tokens(request)
         if num_cached < request.adapter_start:
             return True  # so much of it needs no adapter
-        asked = self._ask(request, num_cached)
-        if asked.decision.route != "wait":
-            return True
-        assert request.adapter is not None
-        self._waiting.setdefault(request.key, (request.adapter, asked))
-        return False
+        return self.decisions.may_begin(request, num_cached)
+
+    def copy_ms(self, request: Request) -> float:
+        """Until all of its adapter is there, by the link's rate; 0 if none of it is on its way."""
+        key = request.adapter
+        entry = None if key is None else self.residency.get(key)
+        if key is None or entry is None or entry.is_there:
+            return 0.0
+        return self._link_ms(self.loads.bytes_ahead(key) + entry.left_bytes)
+
+    def loads_ms(self) -> float:
+        """Until all loads that are under way are there, by the link's rate."""
+        return self._link_ms(self.loads.left_bytes)
 
     def started(self, request: Request, route: Route | None) -> None:
         """It runs; it has come to its adapter by `route`, if that is there."""
@@ -173,7 +156,7 @@ class ColdStarts:
             self._count(request, route)
             return
         self._begun[request.key] = _Cold(request, route)
-        self._waiting.pop(request.key, None)
+        self.decisions.began(request)
         self.version += 1
 
     def holds(self, request: Request) -> bool:
@@ -279,55 +262,24 @@ class ColdStarts:
     def _runs(self) -> Iterator[_Pass]:
         return (cold.run for cold in self._begun.values() if cold.run is not None)
 
-    def _open_layers(self) -> dict[AdapterKey, int]:
-        entries = ((key, self.residency.get(key)) for key in self.loads.keys)
-        return {
-            key: entry.num_layers
-            for key, entry in entries
-            if entry is not None and entry.is_open and not entry.is_there
-        }
+    def _link_ms(self, num_bytes: int) -> float:
+        return num_bytes / self.decisions.routes.copy_bytes_per_s * 1e3
 
     def _is_resident(self, request: Request) -> bool:
         return request.adapter is not None and (
             self.residency.state(request.adapter) is State.RESIDENT
         )
 
-    def _ask(self, request: Request, start: int) -> _Decided:
-        """What is best for the next chunk of a prompt, which begins at `start`."""
-        asked = self._asked.get((request.key, start))
-        if asked is None:
-            asked = _Decided(self.routes.choose(self._cold_start(request, start)), self._now)
-            self._asked[request.key, start] = asked
-        return asked
-
-    def _cold_start(self, request: Request, start: int) -> ColdStart:
-        key = request.adapter
-        assert key is not None
-        entry = self.residency.get(key)
-        assert entry is not None
-        num_decodes, decode_context = self._decodes
-        return ColdStart(
-            num_tokens=min(request.num_tokens - start, self.config.max_step_tokens),
-            num_context=start,
-            rank=request.submission.rank,
-            bytes_ahead=self.loads.bytes_ahead(key),
-            bytes_left=entry.left_bytes,
-            num_layers=entry.num_layers,
-            of_layers=entry.of_layers,
-            num_decodes=num_decodes,
-            decode_context=decode_context,
-        )
-
     def _next_pass(self, cold: _Cold) -> _Pass | None:
         """What it would begin with now; None if it does best to wait."""
         request = cold.request
-        asked = cold.asked or self._ask(request, request.num_computed_tokens)
+        asked = cold.asked or self.decisions.decide(request, request.num_computed_tokens)
         if asked.decision.route == "wait":
             return None
         cold.asked = asked
         return self._pass(request, asked)
 
-    def _pass(self, request: Request, asked: _Decided) -> _Pass:
+    def _pass(self, request: Request, asked: Decided) -> _Pass:
         start = request.num_computed_tokens
         end = min(request.num_tokens, start + self.config.max_step_tokens)
         assert request.adapter is not None
@@ -359,23 +311,14 @@ class ColdStarts:
         entry = self.residency.get(run.request.adapter)
         return 0 if entry is None else entry.num_layers
 
-    def _learn_from_waits(self) -> None:
-        for key, (adapter, asked) in list(self._waiting.items()):
-            state = self.residency.state(adapter)
-            if state is State.LOADING:
-                continue
-            del self._waiting[key]
-            if state is State.RESIDENT:
-                self.routes.note_waited(asked.decision, (self._now - asked.at_s) * 1e3)
-
     def _learn(self, run: _Pass, output: ColdOutput, now: float) -> None:
-        decision, at_s = run.asked
-        self.routes.note_first_token(decision, (now - at_s) * 1e3)
+        asked = run.asked
+        self.decisions.routes.note_first_token(asked.decision, (now - asked.at_s) * 1e3)
         if output.num_host_layers:
             num_bytes = run.request.submission.adapter_bytes
             num_bytes = num_bytes * output.num_host_layers // run.of_layers
             num_tokens, layers = len(run.chunk.token_ids), output.num_host_layers
-            self.routes.note_host(num_tokens, num_bytes, output.host_ms, layers)
+            self.decisions.routes.note_host(num_tokens, num_bytes, output.host_ms, layers)
 
     def _leave(self, cold: _Cold) -> None:
         del self._begun[cold.request.key]

@@ -9,6 +9,7 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.routes import ColdStart, Decision
 
 X = AdapterKey("t", "x")
+QUEUE = {"max_waiting_requests": 64, "max_waiting_tokens": 4000}
 
 
 def begun(world: World, until_layer: int = NUM_LAYERS, **values: object) -> None:
@@ -274,3 +275,50 @@ def test_what_is_held_until_its_adapter_is_there_decodes_beside_nobody() -> None
     world.add("b", adapter="x")
     world.step()
     assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(0, 0)]
+
+
+def test_of_many_that_wait_so_many_are_asked_for_in_a_step_and_the_others_in_the_next() -> None:
+    world = World("choose", max_running=40, num_blocks=400, **QUEUE)
+    world.scheduler.routes.copy_bytes_per_s = 1e12
+    for number in range(40):
+        world.add(f"a{number}", adapter="x", num_prompt_tokens=1 + number % 20)
+    world.step()
+    asked = watched(world)
+    world.come("x", 1)
+    counts = []
+    for _ in range(4):
+        world.step()
+        counts.append(len(asked))
+    assert counts == [16, 32, 40, 40]
+
+
+def test_one_that_waits_is_asked_for_again_once_in_each_eighth_of_the_copy() -> None:
+    world = World("choose")
+    world.scheduler.routes.copy_bytes_per_s = 1e12
+    world.add("a", adapter="x")
+    world.step()
+    asked = watched(world)
+    for num_layers in range(32):
+        world.residency.note_layers(X, num_layers, 32, is_open=True)
+        world.step()
+    assert [cold.num_layers for cold in asked] == list(range(0, 32, 4))
+
+
+def test_a_request_is_predicted_to_run_until_its_adapter_has_come_and_it_has_decoded() -> None:
+    world = World(max_step_tokens=16)
+    world.scheduler.routes.copy_bytes_per_s = 8.0
+    world.add("b", max_tokens=30)
+    for _ in range(3):
+        world.step()
+    world.add("w", adapter="w")
+    world.add("a", adapter="x", num_prompt_tokens=6)
+    world.step()
+    outlook, request = world.scheduler._outlook, world.scheduler._requests["a"]
+    world.come("w", 2)
+    world.come("x", 1)
+    decoding_ms = outlook._output_left(request) * outlook._step_ms
+    # Half of an adapter of 8 bytes comes first, then three quarters of its own.
+    assert outlook.predicted_run_ms(request) == pytest.approx(500 + 750 + decoding_ms)
+    world.arrive("w")
+    world.arrive("x")
+    assert outlook.predicted_run_ms(request) == pytest.approx(outlook._step_ms + decoding_ms)

@@ -76,6 +76,9 @@ class _Cold:
     request: Request
     route: Route
     """How it will have come to its adapter, if no pass of it begins."""
+    asked: _Asked | None = None
+    """What stands for its next chunk, since it goes on: were it asked again before a layer lets its
+    pass begin, what was to be tried would never be."""
     run: _Pass | None = None
     is_counted: bool = False
 
@@ -108,6 +111,8 @@ class ColdStarts:
     """Requests that were found to do best to wait, and when that was first."""
     _seen: dict[AdapterKey, int] = field(default_factory=dict)
     """Open adapters, and how many layers of each had come."""
+    _decodes: tuple[int, int] = 0, 0
+    """`DecodeRows.load`, while adapters are open."""
     _now: float = 0.0
 
     def look(self, now: float) -> bool:
@@ -125,6 +130,8 @@ class ColdStarts:
                 if cold.request.row >= 0:
                     self.decoding.go_on(cold.request)
         seen = self._open_layers()
+        if seen:
+            self._decodes = self.decoding.load()
         if seen != self._seen:
             self._seen = seen
             self._asked.clear()
@@ -187,8 +194,9 @@ class ColdStarts:
         if request.num_computed_tokens < request.adapter_start:
             draft.prefill(request, request.adapter_start)
         elif cold.run is None:
-            asked = self._ask(request, request.num_computed_tokens)
+            asked = cold.asked or self._ask(request, request.num_computed_tokens)
             if asked.decision.route != "wait":
+                cold.asked = asked
                 run = self._pass(request, asked)
                 self._advance(run, draft)
                 # A step that computes nothing begins no pass, and the next may find all there.
@@ -227,7 +235,7 @@ class ColdStarts:
             if output.is_done:
                 self._learn(run, output, now)
                 self._count(cold)
-                cold.run = None
+                cold.run = cold.asked = None
                 ended.append(Ended(cold.request, len(run.chunk.token_ids), output.token_id))
         return ended, waited_ms
 
@@ -278,6 +286,7 @@ class ColdStarts:
         assert key is not None
         entry = self.residency.get(key)
         assert entry is not None
+        num_decodes, decode_context = self._decodes
         return ColdStart(
             num_tokens=min(request.num_tokens - start, self.config.max_step_tokens),
             num_context=start,
@@ -286,7 +295,8 @@ class ColdStarts:
             bytes_left=entry.left_bytes,
             num_layers=entry.num_layers,
             of_layers=entry.of_layers,
-            num_decodes=self.decoding.num_rows,
+            num_decodes=num_decodes,
+            decode_context=decode_context,
         )
 
     def _pass(self, request: Request, asked: _Asked) -> _Pass:

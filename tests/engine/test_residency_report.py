@@ -12,7 +12,12 @@ from loraplex.engine.copy_link import CopyLink
 from loraplex.engine.core import Engine
 from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox
-from loraplex.engine.residency_protocol import ColdStatus, LinkStatus, ResidencyReport
+from loraplex.engine.residency_protocol import (
+    ColdStatus,
+    LinkStatus,
+    ResidencyQuery,
+    ResidencyReport,
+)
 from loraplex.engine.residency_report import report_of
 from loraplex.engine.transfers import Transfers
 
@@ -93,7 +98,7 @@ def test_an_engine_tells_of_its_link_its_passes_and_its_assistants() -> None:
     link = CopyLink(limit_bytes_per_s=5e6)
     transfers = Transfers(build.Source(SimpleNamespace), lambda: None, link=link)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, build.sizes, lambda: 0.0)
-    mailbox.put(Inspection(9, told.append))
+    mailbox.put(Inspection(ResidencyQuery(9), told.append))
     engine.step()
     transfers.close()
     (report,) = told

@@ -105,8 +105,8 @@ class ColdStarts:
     """Since the last layer came, by request and where its chunk begins."""
     _waiting: dict[str, tuple[AdapterKey, _Decided]] = field(default_factory=dict)
     """Requests that were found to do best to wait, and when that was first."""
-    _seen: dict[AdapterKey, int] = field(default_factory=dict)
-    """Open adapters, and how many layers of each had come."""
+    _seen: tuple[dict[AdapterKey, int], int] = field(default_factory=lambda: ({}, 0))
+    """Open adapters, and how many layers of each had come; processes of the host."""
     _now: float = 0.0
     _looked_version: int = 0
     """When `look` was called last."""
@@ -128,7 +128,7 @@ class ColdStarts:
                 self._leave(cold)
                 if cold.request.row >= 0:
                     self.decoding.go_on(cold.request)
-        seen = self._open_layers()
+        seen = (self._open_layers(), self.routes.num_assistants)
         if seen != self._seen:
             self._seen = seen
             self._asked.clear()

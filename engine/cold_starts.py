@@ -76,6 +76,9 @@ class _Cold:
     request: Request
     route: Route
     """How it will have come to its adapter, if no pass of it begins."""
+    asked: _Decided | None = None
+    """What stands for its next chunk, since it goes on: were it asked again before a layer lets its
+    pass begin, what was to be tried would never be."""
     run: _Pass | None = None
     is_counted: bool = False
 
@@ -107,6 +110,8 @@ class ColdStarts:
     """Requests that were found to do best to wait, and when that was first."""
     _seen: tuple[dict[AdapterKey, int], int] = field(default_factory=lambda: ({}, 0))
     """Open adapters, and how many layers of each had come; processes of the host."""
+    _decodes: tuple[int, int] = 0, 0
+    """`DecodeRows.load`, while adapters are open."""
     _now: float = 0.0
     _looked_version: int = 0
     """When `look` was called last."""
@@ -128,7 +133,10 @@ class ColdStarts:
                 self._leave(cold)
                 if cold.request.row >= 0:
                     self.decoding.go_on(cold.request)
-        seen = (self._open_layers(), self.routes.num_assistants)
+        open_layers = self._open_layers()
+        if open_layers:
+            self._decodes = self.decoding.load()
+        seen = (open_layers, self.routes.num_assistants)
         if seen != self._seen:
             self._seen = seen
             self._asked.clear()
@@ -188,7 +196,7 @@ class ColdStarts:
             return request.num_tokens_to_compute
         if request.num_computed_tokens < request.adapter_start:
             return request.adapter_start - request.num_computed_tokens
-        run = cold.run or self._next_pass(request)
+        run = cold.run or self._next_pass(cold)
         return 0 if run is None or self._is_halted(run) else run.part(self._num_ready(run)).num_rows
 
     def takes(self, request: Request, draft: Draft) -> bool:
@@ -198,7 +206,7 @@ class ColdStarts:
             return False
         if request.num_computed_tokens < request.adapter_start:
             draft.prefill(request, request.adapter_start)
-        elif (run := cold.run or self._next_pass(request)) is not None:
+        elif (run := cold.run or self._next_pass(cold)) is not None:
             self._advance(run, draft)
             # A step that computes nothing begins no pass, and the next may find all there.
             cold.run = cold.run or (run if run.advances else None)
@@ -236,7 +244,7 @@ class ColdStarts:
             if output.is_done:
                 self._learn(run, output, now)
                 self._count_once(cold, "assist" if run.num_host_layers else "layer-wise")
-                cold.run = None
+                cold.run = cold.asked = None
                 self.version += 1  # another choice may take over what it has computed
                 ended.append(Ended(cold.request, len(run.chunk.token_ids), output.token_id))
         return ended, waited_ms
@@ -298,6 +306,7 @@ class ColdStarts:
         assert key is not None
         entry = self.residency.get(key)
         assert entry is not None
+        num_decodes, decode_context = self._decodes
         return ColdStart(
             num_tokens=min(request.num_tokens - start, self.config.max_step_tokens),
             num_context=start,
@@ -306,13 +315,18 @@ class ColdStarts:
             bytes_left=entry.left_bytes,
             num_layers=entry.num_layers,
             of_layers=entry.of_layers,
-            num_decodes=self.decoding.num_rows,
+            num_decodes=num_decodes,
+            decode_context=decode_context,
         )
 
-    def _next_pass(self, request: Request) -> _Pass | None:
+    def _next_pass(self, cold: _Cold) -> _Pass | None:
         """What it would begin with now; None if it does best to wait."""
-        asked = self._ask(request, request.num_computed_tokens)
-        return None if asked.decision.route == "wait" else self._pass(request, asked)
+        request = cold.request
+        asked = cold.asked or self._ask(request, request.num_computed_tokens)
+        if asked.decision.route == "wait":
+            return None
+        cold.asked = asked
+        return self._pass(request, asked)
 
     def _pass(self, request: Request, asked: _Decided) -> _Pass:
         start = request.num_computed_tokens

@@ -62,6 +62,12 @@ class Loads:
         return sum(entry.left_bytes for entry in entries if entry is not None)
 
     @property
+    def left_bytes(self) -> int:
+        """Bytes of loads that have not come; prefetches are none, since they give way."""
+        entries = map(self._residency.get, self._num_bytes)
+        return sum(entry.left_bytes for entry in entries if entry is not None)
+
+    @property
     def spare_bytes(self) -> int:
         """Bytes of prefetches that may be started now."""
         return max(0, self._max_bytes - self.bytes_in_flight)

@@ -7,6 +7,7 @@ from tests.engine.simulated_runner import expected_output
 
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.protocol import Sampling
+from loraplex.engine.routes import ColdStart, Decision
 from loraplex.engine.step_budget import Demand
 
 X = AdapterKey("t", "x")
@@ -323,3 +324,56 @@ def test_a_request_for_which_waiting_was_best_teaches_how_long_that_took() -> No
     world.step()
     assert world.scheduler.routes.regret.num_requests == 1
     assert world.scheduler.routes.regret.taken_ms >= 1000
+
+
+def test_what_a_request_began_for_stands_until_a_layer_lets_its_pass_begin() -> None:
+    world = World("choose")
+    world.scheduler.routes.copy_bytes_per_s = 1000.0
+    world.add("a", adapter="x")
+    world.step()
+    world.come("x", 0)
+    world.step()
+    assert world.scheduler.num_running == 1
+    world.scheduler.routes.copy_bytes_per_s = 1e12  # by which it would do best to wait
+    world.come("x", 1)
+    world.step()
+    assert world.passes.keys() == {"a"}
+
+
+def watched(world: World) -> list[ColdStart]:
+    """What is asked of the chooser from now on."""
+    asked: list[ColdStart] = []
+    routes, choose = world.scheduler.routes, world.scheduler.routes.choose
+
+    def look(cold: ColdStart) -> Decision:
+        asked.append(cold)
+        return choose(cold)
+
+    routes.choose = look  # type: ignore[method-assign]  # looked at, not changed
+    return asked
+
+
+def test_a_choice_is_made_for_what_decodes_beside_it_and_what_that_reads() -> None:
+    world = World("choose")
+    world.add("b", num_prompt_tokens=5, max_tokens=9)
+    world.add("c", num_prompt_tokens=3, max_tokens=9)
+    world.step()
+    asked = watched(world)
+    world.add("a", adapter="x", max_tokens=2)
+    world.step()
+    world.come("x", 1)
+    world.step()
+    assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(2, 5 + 3 + 2)]
+
+
+def test_what_is_held_until_its_adapter_is_there_decodes_beside_nobody() -> None:
+    world = World("assist")
+    world.add("a", adapter="x", max_tokens=3)
+    world.step()
+    world.come("x", 0)
+    world.step()
+    assert len(world.tokens["a"]) == 1
+    asked = watched(world)
+    world.add("b", adapter="x")
+    world.step()
+    assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(0, 0)]

@@ -309,6 +309,7 @@ class Engine(Generic[Batch]):
             self._asides.add_turned_away(submit, "internal_error", STEP_FAILED_MESSAGE)
 
     def _take_arrivals(self) -> tuple[Arrival, ...]:
+        self._scheduler.routes.num_assistants = self._runner.num_assistants
         arrivals = self._transfers.arrivals()
         for arrival in arrivals:
             if arrival.error is not None:

@@ -43,6 +43,8 @@ class RouteDecisions:
     """Requests that were found to do best to wait, and when that was first."""
     _stages: dict[AdapterKey, int] = field(default_factory=dict)
     """Of open adapters."""
+    _num_assistants: int = 0
+    """Processes of the host, as answers were given."""
     _decodes: tuple[int, int] = 0, 0
     """`DecodeRows.load`, while adapters are open."""
     _now: float = 0.0
@@ -55,10 +57,12 @@ class RouteDecisions:
         self._num_asked = 0
         if stages:
             self._decodes = self.decoding.load()
-        if stages == self._stages and not has_left:
+        is_other = self.routes.num_assistants != self._num_assistants
+        if stages == self._stages and not has_left and not is_other:
             return False
-        self._stages = stages
-        self._asked = {key: asked for key, asked in self._asked.items() if key in stages}
+        self._stages, self._num_assistants = stages, self.routes.num_assistants
+        known = {} if is_other else self._asked
+        self._asked = {key: asked for key, asked in known.items() if key in stages}
         return True
 
     def may_begin(self, request: Request, start: int) -> bool:

@@ -6,7 +6,9 @@ from tests.engine.arriving_world import NUM_BYTES, NUM_LAYERS, World
 from tests.engine.simulated_runner import expected_output
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.protocol import Sampling
 from loraplex.engine.routes import ColdStart, Decision
+from loraplex.engine.step_budget import Demand
 
 X = AdapterKey("t", "x")
 QUEUE = {"max_waiting_requests": 64, "max_waiting_tokens": 4000}
@@ -138,6 +140,21 @@ def test_who_begins_on_a_prefetch_that_is_there_before_its_pass_is_the_one_it_wa
     assert world.residency.counts.routes == {"prefetch": 1}
 
 
+def test_nobody_counts_on_the_host_when_its_processes_are_gone() -> None:
+    world = World("assist")
+    world.add("a", adapter="x")
+    world.step()
+    world.come("x", 0)
+    world.add("b")
+    plan = world.scheduler.plan(world.now)
+    assert plan.cold[0].may_assist
+    world.scheduler.fail_step(plan, "broken")
+    world.add("c", adapter="x")
+    world.scheduler.routes.num_assistants = 0
+    world.step()
+    assert not world.plan.cold
+
+
 def test_what_needs_no_adapter_is_computed_before_any_layer_has_come() -> None:
     world = World()
     world.add("a", adapter="x", num_prompt_tokens=8, adapter_start=5)
@@ -162,6 +179,92 @@ def test_no_more_passes_are_under_way_than_may_be() -> None:
     world.arrive("x")
     world.step()
     assert {"a", "b"} <= world.tokens.keys()
+
+
+def test_one_adapter_takes_half_of_the_places_and_who_only_waits_to_decode_takes_none() -> None:
+    world = World(max_cold_passes=2)
+    for name in "abc":
+        world.add(name, adapter="x")
+    world.add("d", adapter="y")
+    world.step()
+    world.come("x", 2)
+    world.come("y", 2)
+    world.step()
+    assert world.passes.keys() == {"a", "d"}
+
+
+def test_who_has_its_first_token_leaves_its_place_to_others() -> None:
+    world = World("assist", max_cold_passes=1)
+    world.add("a", adapter="x")
+    world.add("b", adapter="x")
+    world.step()
+    world.come("x", 0)
+    world.step()
+    assert world.tokens.keys() == {"a"}
+    world.step()
+    assert world.tokens.keys() == {"a", "b"}
+
+
+def test_other_choices_begin_as_soon_as_the_prompt_that_they_share_is_computed() -> None:
+    world = World("assist", max_cold_passes=8)
+    world.add("b", max_tokens=9)
+    sampling = Sampling(max_tokens=3, n=3, seed=1)
+    world.add("a", adapter="x", num_prompt_tokens=16, sampling=sampling)
+    world.step()
+    world.come("x", 0)
+    for until_layer in (3, NUM_LAYERS):
+        world.step()
+        assert world.passes == {"a": (until_layer, True)}
+    world.step()
+    assert world.passes == {"a#1": (NUM_LAYERS, True)}, "no layer has come since"
+
+
+def test_a_prompt_that_was_admitted_before_a_pass_takes_its_part_of_the_step_first() -> None:
+    world = World(max_step_tokens=16)
+    world.add("b", adapter="x", num_prompt_tokens=16)
+    world.add("a", adapter="y", num_prompt_tokens=16)
+    world.step()
+    world.come("x", 0)
+    world.come("y", 2)
+    world.step(ms=1.0)
+    assert world.passes.keys() == {"a"}
+    world.arrive("x")
+    world.come("y", NUM_LAYERS)
+    world.step()
+    assert world.tokens.keys() == {"b"}
+    assert not world.plan.cold[0].advances
+
+
+def test_what_cannot_be_computed_yet_is_no_demand() -> None:
+    world = World(min_learned_steps=0, min_prefill_tokens=1)
+    world.add("b", max_tokens=9)
+    begun(world, until_layer=2, num_prompt_tokens=16)
+    asked: list[Demand] = []
+    world.scheduler._step_budget.bound = lambda draft, demand, *_: asked.append(demand)
+    world.step()
+    world.come("x", 3)
+    world.step()
+    assert asked == [Demand(0, 0), Demand(4, 1)], "a quarter of the layers, of sixteen tokens"
+
+
+def test_a_choice_is_counted_once_however_often_it_begins_to_run() -> None:
+    world = World(num_blocks=12, prefix_cache=False)
+    for name in "ab":
+        world.add(name, adapter="x", num_prompt_tokens=20, max_tokens=20)
+    world.step()
+    world.arrive("x")
+    while world.scheduler.has_work:
+        world.step()
+    assert world.residency.counts.num_uses > 2, "nobody was preempted"
+    assert world.residency.counts.routes == {"wait": 1, "join": 1}
+
+
+def test_a_pass_that_is_given_up_counts_as_none() -> None:
+    world = World()
+    begun(world)
+    world.scheduler.abort("a", world.now)
+    world.step()
+    assert world.residency.counts.routes == {}
 
 
 def test_a_pass_takes_of_the_step_what_its_layers_cost() -> None:

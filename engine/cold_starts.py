@@ -185,7 +185,7 @@ class ColdStarts:
         if route is None:
             return
         if self._is_resident(request):
-            self.residency.counts.count_route(route)
+            self._note_route(request, route)
             return
         self._begun[request.key] = _Cold(request, route)
         self._waiting.pop(request.key, None)
@@ -242,6 +242,7 @@ class ColdStarts:
         """Learn how far passes have come, by `now`, which is what the step is charged for. Return
         those that are done, and the ms for which the step stood still for layers."""
         draft.passes.clear()
+        draft.ended_s = now
         ended: list[Ended] = []
         waited_ms = 0.0
         for cold in self._begun.values():
@@ -390,4 +391,8 @@ class ColdStarts:
         route = cold.route
         if cold.run is not None:
             route = "assist" if cold.run.num_host_layers else "layer-wise"
+        self._note_route(cold.request, route)
+
+    def _note_route(self, request: Request, route: Route) -> None:
         self.residency.counts.count_route(route)
+        request.route = request.route or route

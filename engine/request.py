@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from loraplex.adapters.residency_counts import Route
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cached_block import Namespace
 from loraplex.engine.config import Targets
@@ -205,6 +206,8 @@ class Request:
     status: Status = Status.WAITING
     admission: int = 0
     """Its number among admissions, while it runs."""
+    route: Route | None = None
+    """How it came to run on its adapter the first time, once that is known."""
     row: int = -1
     """Where it is among `DecodeRows`, while it decodes."""
     expected_tokens: float = 0.0

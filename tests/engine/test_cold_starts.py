@@ -282,3 +282,24 @@ def test_a_request_is_predicted_to_run_until_its_adapter_has_come_and_it_has_dec
     world.arrive("w")
     world.arrive("x")
     assert outlook.predicted_run_ms(request) == pytest.approx(outlook._step_ms + decoding_ms)
+
+
+def test_a_first_token_is_told_once_with_its_route_and_the_time_since_its_request_came() -> None:
+    world = World()
+    world.add("a", adapter="x", max_tokens=2)
+    world.add("b", max_tokens=1)
+    world.step()
+    assert world.events.first_tokens == [], "the base model has no route"
+    world.come("x", 3)
+    world.step()
+    world.now = 0.5
+    world.come("x", NUM_LAYERS)
+    world.step()
+    (first,) = world.events.first_tokens
+    assert first == ("layer-wise", pytest.approx(world.now))
+    world.arrive("x")
+    world.step()
+    assert world.events.first_tokens == []
+    world.add("c", adapter="x", max_tokens=1)
+    world.step()
+    assert [first.route for first in world.events.first_tokens] == ["resident"]

@@ -16,13 +16,14 @@ from typing import NamedTuple
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.residency_counts import Route
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.begun_pass import BegunPass, Decided
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.decode_rows import DecodeRows
-from loraplex.engine.draft import Draft, PassPart
+from loraplex.engine.draft import Draft
 from loraplex.engine.loads import Loads
-from loraplex.engine.plan import Chunk, ColdChunk, ColdOutput
+from loraplex.engine.plan import ColdChunk, ColdOutput
 from loraplex.engine.request import Request, Status
-from loraplex.engine.routes import ColdStart, Decision, Routes
+from loraplex.engine.routes import ColdStart, Routes
 
 MAX_WAIT_MS = 20.0
 """How long a step that computes nothing else may wait for layers: requests that come meanwhile
@@ -33,47 +34,6 @@ _MOST_ASKED = 16
 """Of those that wait, in one step; the others wait, and are asked for in the next."""
 
 
-class _Asked(NamedTuple):
-    """What was decided for a request, when, and at which stage of the copy."""
-
-    decision: Decision
-    at_s: float
-    stage: int
-
-
-@dataclass(slots=True, eq=False)
-class _Pass:
-    """One chunk on its way through the layers."""
-
-    request: Request
-    chunk: Chunk
-    of_layers: int
-    asked: _Asked
-    num_layers: int = 0
-    """Computed so far; of these, by the host; and that may have been after this step."""
-    num_host_layers: int = 0
-    until_layer: int = 0
-    advances: bool = False
-    """In this step."""
-    is_stuck: bool = False
-    """True if it did not come further when it last could: the host does not help it."""
-
-    @property
-    def may_assist(self) -> bool:
-        return self.asked.decision.route == "assist"
-
-    def take(self, output: ColdOutput) -> None:
-        """It has come so far."""
-        has_tried = self.advances or self.is_stuck
-        self.is_stuck = has_tried and output.num_layers == self.num_layers
-        self.num_layers, self.num_host_layers = output.num_layers, output.num_host_layers
-
-    def part(self, until_layer: int) -> PassPart:
-        """What it takes to come so far."""
-        part = (until_layer - self.num_layers) / self.of_layers
-        return PassPart(self.request, len(self.chunk.token_ids), self.chunk.start, part)
-
-
 @dataclass(slots=True, eq=False)
 class _Cold:
     """A request that runs on an adapter that was on its way when it began."""
@@ -81,10 +41,10 @@ class _Cold:
     request: Request
     route: Route
     """How it will have come to its adapter, if no pass of it begins."""
-    asked: _Asked | None = None
+    asked: Decided | None = None
     """What stands for its next chunk, since it goes on: were it asked again before a layer lets its
     pass begin, what was to be tried would never be."""
-    run: _Pass | None = None
+    run: BegunPass | None = None
     is_counted: bool = False
 
 
@@ -105,22 +65,26 @@ class ColdStarts:
     residency: Residency
     loads: Loads
     decoding: DecodeRows
-    yields: Callable[[Request], bool]
     version: int = 0
     """Changes with `may_start` of any request."""
     _begun: dict[str, _Cold] = field(default_factory=dict)
     """In the order in which they began."""
-    _asked: dict[AdapterKey, dict[tuple[str, int], _Asked]] = field(default_factory=dict)
+    _asked: dict[AdapterKey, dict[tuple[str, int], Decided]] = field(default_factory=dict)
     """By open adapter, and by request and where its chunk begins."""
     _num_asked: int = 0
     """Of those that wait, in this step."""
-    _waiting: dict[str, tuple[AdapterKey, _Asked]] = field(default_factory=dict)
+    _waiting: dict[str, tuple[AdapterKey, Decided]] = field(default_factory=dict)
     """Requests that were found to do best to wait, and when that was first."""
     _stages: dict[AdapterKey, int] = field(default_factory=dict)
     """Of open adapters."""
     _decodes: tuple[int, int] = 0, 0
     """`DecodeRows.load`, while adapters are open."""
     _now: float = 0.0
+    _looked_version: int = 0
+    """When `look` was called last."""
+    _num_uncounted_starts: int = 0
+    """Of choices whose route was counted before, and of those that stopped before anything was
+    computed on their adapter."""
 
     def look(self, now: float) -> bool:
         """See what has come since the last step; true if others may start now. Before each plan."""
@@ -128,11 +92,11 @@ class ColdStarts:
         if self.config.route == "wait":
             return False
         self._learn_from_waits()
-        before = self.version
         for cold in list(self._begun.values()):
             if cold.run is not None:
                 cold.run.until_layer, cold.run.advances = cold.run.num_layers, False
             elif self._is_resident(cold.request):
+                self._count_once(cold, cold.route)
                 self._leave(cold)
                 if cold.request.row >= 0:
                     self.decoding.go_on(cold.request)
@@ -144,7 +108,9 @@ class ColdStarts:
             self._asked = {key: asked for key, asked in self._asked.items() if key in stages}
             self.version += 1
         self._num_asked = 0
-        return self.version != before
+        has_changed = self.version != self._looked_version
+        self._looked_version = self.version
+        return has_changed
 
     def may_start(self, request: Request, cached_tokens: Callable[[Request], int]) -> bool:
         """True if a waiting request whose adapter is on its way starts now rather than later, by
@@ -155,7 +121,7 @@ class ColdStarts:
         # Another choice computes what it can take over.
         open_choices = request.submission.open
         is_ahead = any(c.status is Status.RUNNING and c.row < 0 for c in open_choices)
-        if is_ahead or len(self._begun) >= self.config.max_cold_passes:
+        if is_ahead or not self._has_place(request):
             return False
         num_cached = cached_tokens(request)
         if num_cached < request.adapter_start:
@@ -185,7 +151,7 @@ class ColdStarts:
         if route is None:
             return
         if self._is_resident(request):
-            self._note_route(request, route)
+            self._count(request, route)
             return
         self._begun[request.key] = _Cold(request, route)
         self._waiting.pop(request.key, None)
@@ -199,13 +165,19 @@ class ColdStarts:
         """It runs no more: its pass, if it has one, is given up."""
         cold = self._begun.get(request.key)
         if cold is not None:
+            self._num_uncounted_starts += not cold.is_counted
             self._leave(cold)
 
-    def advance(self, draft: Draft, *, yielding: bool) -> None:
-        """Let passes that are under way take their part of the step, the oldest first."""
-        for cold in self._begun.values():
-            if cold.run is not None and self.yields(cold.request) is yielding:
-                self._advance(cold.run, draft)
+    def left(self, request: Request) -> int:
+        """Tokens of a prompt that could be computed now, whoever computes it; of a pass, rows of a
+        forward pass that are as much work."""
+        cold = self._begun.get(request.key)
+        if cold is None:
+            return request.num_tokens_to_compute
+        if request.num_computed_tokens < request.adapter_start:
+            return request.adapter_start - request.num_computed_tokens
+        run = cold.run or self._next_pass(cold)
+        return 0 if run is None or self._is_halted(run) else run.part(self._num_ready(run)).num_rows
 
     def takes(self, request: Request, draft: Draft) -> bool:
         """True if a prompt is computed here: by a pass, but for what needs no adapter."""
@@ -214,14 +186,10 @@ class ColdStarts:
             return False
         if request.num_computed_tokens < request.adapter_start:
             draft.prefill(request, request.adapter_start)
-        elif cold.run is None:
-            asked = cold.asked or self._ask(request, request.num_computed_tokens)
-            if asked.decision.route != "wait":
-                cold.asked = asked
-                run = self._pass(request, asked)
-                self._advance(run, draft)
-                # A step that computes nothing begins no pass, and the next may find all there.
-                cold.run = run if run.advances else None
+        elif (run := cold.run or self._next_pass(cold)) is not None:
+            self._advance(run, draft)
+            # A step that computes nothing begins no pass, and the next may find all there.
+            cold.run = cold.run or (run if run.advances else None)
         return True
 
     def close(self, draft: Draft) -> None:
@@ -256,20 +224,20 @@ class ColdStarts:
             run.take(output)
             if output.is_done:
                 self._learn(run, output, now)
-                self._count(cold)
+                self._count_once(cold, "assist" if run.num_host_layers else "layer-wise")
                 cold.run = cold.asked = None
+                self.version += 1  # another choice may take over what it has computed
                 ended.append(Ended(cold.request, len(run.chunk.token_ids), output.token_id))
         return ended, waited_ms
-
-    @property
-    def num_uncounted(self) -> int:
-        """Of those that run, the ones whose route is not counted yet."""
-        return sum(not cold.is_counted for cold in self._begun.values())
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert the conservation laws; `requests` are all that run."""
         running = {request.key: request for request in requests}
-        assert len(self._begun) <= self.config.max_cold_passes
+        assert len(self._places()) <= self.config.max_cold_passes
+        counts = self.residency.counts
+        num_open = sum(not cold.is_counted for cold in self._begun.values())
+        num_others = num_open + self._num_uncounted_starts
+        assert sum(counts.routes.values()) + num_others == counts.num_uses, "a route is miscounted"
         for key, cold in self._begun.items():
             request = running[key]
             assert cold.request is request, "what has ended is under way"
@@ -279,7 +247,18 @@ class ColdStarts:
                 assert chunk.start == request.num_computed_tokens, "part of a pass was counted"
                 assert list(chunk.block_table) == request.block_table[:size]
 
-    def _runs(self) -> Iterator[_Pass]:
+    def _places(self) -> list[AdapterKey | None]:
+        """Adapters of those whose prompts are computed here; who has its first token, and waits
+        for the rest of its adapter, computes nothing."""
+        begun = self._begun.values()
+        return [cold.request.adapter for cold in begun if cold.request.row < 0]
+
+    def _has_place(self, request: Request) -> bool:
+        """One adapter has half of the places at most: others may come sooner."""
+        taken, num = self._places(), self.config.max_cold_passes
+        return len(taken) < num and taken.count(request.adapter) < max(1, num // 2)
+
+    def _runs(self) -> Iterator[BegunPass]:
         return (cold.run for cold in self._begun.values() if cold.run is not None)
 
     def _open_stages(self) -> dict[AdapterKey, int]:
@@ -302,7 +281,7 @@ class ColdStarts:
         asked = self._asked.get(key, {}).get((request.key, start))
         return asked is not None and asked.stage == self._stages.get(key, 0)
 
-    def _ask(self, request: Request, start: int) -> _Asked:
+    def _ask(self, request: Request, start: int) -> Decided:
         """What is best for the next chunk of a prompt, which begins at `start`."""
         key = request.adapter
         assert key is not None
@@ -310,7 +289,7 @@ class ColdStarts:
         if not self._is_known(request, start):
             decision = self.routes.choose(self._cold_start(request, start))
             stage = self._stages.get(key, 0)
-            of_adapter[request.key, start] = _Asked(decision, self._now, stage)
+            of_adapter[request.key, start] = Decided(decision, self._now, stage)
         return of_adapter[request.key, start]
 
     def _cold_start(self, request: Request, start: int) -> ColdStart:
@@ -331,29 +310,42 @@ class ColdStarts:
             decode_context=decode_context,
         )
 
-    def _pass(self, request: Request, asked: _Asked) -> _Pass:
+    def _next_pass(self, cold: _Cold) -> BegunPass | None:
+        """What it would begin with now; None if it does best to wait."""
+        request = cold.request
+        asked = cold.asked or self._ask(request, request.num_computed_tokens)
+        if asked.decision.route == "wait":
+            return None
+        cold.asked = asked
+        return self._pass(request, asked)
+
+    def _pass(self, request: Request, asked: Decided) -> BegunPass:
         start = request.num_computed_tokens
         end = min(request.num_tokens, start + self.config.max_step_tokens)
         assert request.adapter is not None
         entry = self.residency.get(request.adapter)
         assert entry is not None
-        return _Pass(
-            request, request.chunk(request.adapter, start, end), max(1, entry.of_layers), asked
+        assert entry.of_layers > 0, "its pass would never end"
+        return BegunPass(
+            request, request.chunk(request.adapter, start, end), entry.of_layers, asked
         )
 
-    def _advance(self, run: _Pass, draft: Draft) -> None:
+    def _advance(self, run: BegunPass, draft: Draft) -> None:
         """Give a pass as many layers as it may compute and the step has room for; one at least, so
         that it comes to its end."""
-        ready = self._num_ready(run)
-        if draft.budget <= 0 or ready <= run.num_layers < run.of_layers:
+        if draft.budget <= 0 or self._is_halted(run):
             return
         affordable = max(1, draft.budget * run.of_layers // len(run.chunk.token_ids))
-        run.until_layer, run.advances = min(ready, run.num_layers + affordable), True
+        run.until_layer, run.advances = min(self._num_ready(run), run.num_layers + affordable), True
         part = run.part(run.until_layer)
         draft.passes.append(part)
         draft.budget = max(0, draft.budget - part.num_rows)
 
-    def _num_ready(self, run: _Pass) -> int:
+    def _is_halted(self, run: BegunPass) -> bool:
+        """True if it comes no further now."""
+        return self._num_ready(run) <= run.num_layers < run.of_layers
+
+    def _num_ready(self, run: BegunPass) -> int:
         is_helped = run.may_assist and not run.is_stuck
         if is_helped or self._is_resident(run.request):
             return run.of_layers
@@ -370,7 +362,7 @@ class ColdStarts:
             if state is State.RESIDENT:
                 self.routes.note_waited(asked.decision, (self._now - asked.at_s) * 1e3)
 
-    def _learn(self, run: _Pass, output: ColdOutput, now: float) -> None:
+    def _learn(self, run: BegunPass, output: ColdOutput, now: float) -> None:
         asked = run.asked
         self.routes.note_first_token(asked.decision, (now - asked.at_s) * 1e3)
         if output.num_host_layers:
@@ -380,19 +372,18 @@ class ColdStarts:
             self.routes.note_host(num_tokens, num_bytes, output.host_ms, layers)
 
     def _leave(self, cold: _Cold) -> None:
-        self._count(cold)
         del self._begun[cold.request.key]
         self.version += 1
 
-    def _count(self, cold: _Cold) -> None:
-        if cold.is_counted:
-            return
-        cold.is_counted = True
-        route = cold.route
-        if cold.run is not None:
-            route = "assist" if cold.run.num_host_layers else "layer-wise"
-        self._note_route(cold.request, route)
+    def _count_once(self, cold: _Cold, route: Route) -> None:
+        if not cold.is_counted:
+            cold.is_counted = True
+            self._count(cold.request, route)
 
-    def _note_route(self, request: Request, route: Route) -> None:
-        self.residency.counts.count_route(route)
-        request.route = request.route or route
+    def _count(self, request: Request, route: Route) -> None:
+        """Each choice once, however often it begins to run."""
+        if request.route is not None:
+            self._num_uncounted_starts += 1
+        else:
+            request.route = route
+            self.residency.counts.count_route(route)

@@ -62,6 +62,12 @@ class Loads:
         return sum(entry.left_bytes for entry in entries if entry is not None)
 
     @property
+    def left_bytes(self) -> int:
+        """Bytes of loads that have not come; prefetches are none, since they give way."""
+        entries = map(self._residency.get, self._num_bytes)
+        return sum(entry.left_bytes for entry in entries if entry is not None)
+
+    @property
     def spare_bytes(self) -> int:
         """Bytes of prefetches that may be started now."""
         return max(0, self._max_bytes - self.bytes_in_flight)
@@ -109,9 +115,9 @@ class Loads:
             return None
         is_there = self._residency.state(key) is State.RESIDENT
         is_first = self._residency.is_unclaimed(key)
+        route = self._waited.get(request.key, "prefetch" if is_first else "resident")
         if not is_there:
             self.demand(request, requests, draft, now)
-        route = self._waited.get(request.key, "prefetch" if is_first else "resident")
         self._residency.acquire(key)
         self.leave(request)
         return route

@@ -196,7 +196,11 @@ class Outlook:
         missing_bytes = self._bytes_to_free(request) - self._loadable_bytes(request)
         if self._ends is None:
             self._ends = PredictedEnds(self._running, self._output_left)
-        return self._ends.steps_until(missing_blocks, missing_bytes) * self._step_ms
+        steps_ms = self._ends.steps_until(missing_blocks, missing_bytes) * self._step_ms
+        if missing_bytes <= 0:
+            return steps_ms
+        # What is on its way holds memory, which nobody leaves before it has come.
+        return max(steps_ms, self._loads.left_bytes / self._cold.routes.copy_bytes_per_s * 1e3)
 
     def _would_overflow(self, request: Request, shared: list[int]) -> bool:
         """True if the pool is expected to run out before all have ended that run and it."""

@@ -1,3 +1,4 @@
+import ast
 import re
 from pathlib import Path
 
@@ -29,3 +30,30 @@ def test_every_test_that_the_page_of_faults_names_exists() -> None:
     }
     assert len(named) > 50
     assert named - there == set()
+
+
+def test_every_metric_is_documented() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    documented = {name.removesuffix("_total") for name in re.findall(r"`(loraplex_\w+)", text)}
+    made = {name for path in _sources() for name in _metrics_of(ast.parse(path.read_text()))}
+    assert len(made) > 50
+    assert made - documented == set()
+
+
+def _sources() -> list[Path]:
+    packages = (path for path in (ROOT / "src" / "loraplex").iterdir() if path.is_dir())
+    return [path for package in packages for path in package.resolve().rglob("*.py")]
+
+
+def _metrics_of(tree: ast.Module) -> set[str]:
+    """First arguments of all calls that are names of metrics, as they are made: without `_total`,
+    and with a description."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) > 1)
+    firsts = (call.args[0] for call in calls if _is_text(call.args[1]))
+    names = (first.value for first in firsts if isinstance(first, ast.Constant))
+    return {name for name in names if re.fullmatch(r"loraplex_\w+", str(name))}
+
+
+def _is_text(argument: ast.expr) -> bool:
+    words = str(argument.value).split() if isinstance(argument, ast.Constant) else ()
+    return len(words) > 1 and not words[-1].isupper()  # as statements of SQL are

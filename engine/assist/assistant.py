@@ -77,7 +77,8 @@ class Assistant:
         self._known: OrderedDict[int, None] = OrderedDict()
         self._guard = Lock()
         self._rows: SharedRows | None = None
-        self._sequence = 0
+        self._sequence = self._num_answered = 0
+        """Numbers of the last question, and of the last that was answered."""
         self._release = weakref.finalize(self, _close, ours, self.ended)
 
     def fileno(self) -> int:
@@ -93,14 +94,16 @@ class Assistant:
 
     def ask(self, host: HostNumbers, x: Tensor, out_width: int, updates: Iterable[Update]) -> int:
         """Have updates of ``x [rows, in]`` computed, and return the question's number. An earlier
-        one whose answer has not been taken is given up.
+        one whose answer has not been taken is given up: the process may still write its updates, so
+        that the memory which they share is left to it.
 
         Raises:
             Lost: it died, or takes no more.
         """
         num_rows, width = x.shape
         rows = self._rows
-        if rows is None or not rows.fits(num_rows * (width + out_width)):
+        is_busy = self._num_answered != self._sequence
+        if rows is None or is_busy or not rows.fits(num_rows * (width + out_width)):
             rows = SharedRows(num_rows * (width + out_width), self._share)
             self._rows = rows
         self._introduce(host)
@@ -127,6 +130,7 @@ class Assistant:
             answer = self._received(deadline_s)
             number, busy_ns = process.ANSWER.unpack(answer)
             self.busy_ns += busy_ns
+            self._num_answered = number
             if number == sequence:
                 return int(busy_ns)
 

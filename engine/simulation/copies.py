@@ -140,6 +140,8 @@ class CopyLink:
             if copy.key == key:
                 own_bytes = copy.left_bytes - self._bytes_behind(key, layer)
                 tick_bytes = _TICK_S * self._bytes_per_s
+                if own_bytes <= tick_bytes:
+                    return min(at_s, self._at_s)  # it has come, whatever goes first now
                 if before_bytes + own_bytes > self._granted_bytes + tick_bytes:
                     return inf
                 return at_s + own_bytes / self._bytes_per_s

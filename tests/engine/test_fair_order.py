@@ -237,6 +237,20 @@ def test_a_load_of_one_tenant_holds_up_no_other() -> None:
     assert begun(step(world)) == [other]
 
 
+def test_who_fits_into_the_time_of_a_copy_does_not_wait_for_memory_that_the_copy_fills() -> None:
+    settings = replace(SETTINGS, max_drain_ms=0.0)
+    world = World(settings, adapter_bytes=2, costs=LinearCosts(load_ms=1e4))
+    world.scheduler.routes.copy_bytes_per_s = 1.0
+    world.add("z", num_output_tokens=6)
+    step(world)
+    world.add("a", adapter="x")
+    step(world)
+    world.add("b", adapter="y")
+    step(world)
+    other = world.add("c", num_output_tokens=12)
+    assert begun(step(world)) == [other]
+
+
 def test_those_who_waited_for_one_load_are_all_found_when_it_has_ended() -> None:
     world = World()
     for _ in range(3):

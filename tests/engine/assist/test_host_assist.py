@@ -1,5 +1,6 @@
 """Low-rank updates by processes of the host are those of torch."""
 
+import signal
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -121,3 +122,18 @@ def test_an_answer_that_nobody_took_is_not_taken_for_that_of_the_next_question(
     with pytest.raises(AssistLost, match="another question"):
         first.add_to(untouched)
     assert not untouched.any()
+
+
+def test_what_is_still_computed_of_a_question_that_was_given_up_spoils_no_later_one(
+    one: HostAssist,
+) -> None:
+    adapter = make(shapes(8, "q", "k"))
+    (assistant,) = one.watch.ready
+    signal.pidfd_send_signal(assistant.ended, signal.SIGSTOP)
+    one.ask(adapter, ["q", "k"], torch.ones(100, 40))
+    x, y = torch.randn(200, 40), torch.zeros(200, 64)
+    asked = one.ask(adapter, ["q", "k"], x)
+    signal.pidfd_send_signal(assistant.ended, signal.SIGCONT)
+    asked.add_to(y)
+    wanted = torch.cat([expected(adapter, path, x) for path in ("q", "k")], dim=1)
+    torch.testing.assert_close(y.double(), wanted, rtol=1e-5, atol=1e-5)

@@ -98,6 +98,23 @@ def test_a_prefetch_that_is_being_copied_pauses_for_a_load() -> None:
     assert link.at(2.1) == "a"
 
 
+def test_layers_of_a_prefetch_that_pauses_stay_there_and_the_next_comes_later() -> None:
+    a, b = (AdapterKey("t", name) for name in "ab")
+    link = Link(a=1000, b=1000)
+    link.at(0.0, prefetches="a")
+    link.at(0.51)
+    assert dict(link.progress()) == {a: 16}
+    link.at(0.51, loads="b")
+    assert dict(link.progress()) == {a: 16, b: 0}
+    assert link.layer_arrival_s(a, 15) <= link.now
+    assert link.layer_arrival_s(a, 16) == pytest.approx(1.51 + 0.5 / 16, abs=0.01)
+    assert link.at(1.55) == "b"
+    assert dict(link.progress()) == {a: 17}
+    assert link.next_layer_s == link.layer_arrival_s(a, 17)
+    assert link.at(2.1) == "a"
+    assert b not in dict(link.progress())
+
+
 def test_a_prefetch_that_is_claimed_goes_before_the_others() -> None:
     link = Link(a=1000, b=1000)
     link.at(0.0, prefetches="ab")

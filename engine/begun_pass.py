@@ -36,6 +36,7 @@ class BegunPass:
 
     @property
     def may_assist(self) -> bool:
+        """True if the host may compute layers that have not come."""
         return self.asked.decision.route == "assist"
 
     def take(self, output: ColdOutput) -> None:

@@ -16,50 +16,18 @@ from typing import NamedTuple
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.residency_counts import Route
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.begun_pass import BegunPass
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.decode_rows import DecodeRows
-from loraplex.engine.draft import Draft, PassPart
+from loraplex.engine.draft import Draft
 from loraplex.engine.loads import Loads
-from loraplex.engine.plan import Chunk, ColdChunk, ColdOutput
+from loraplex.engine.plan import ColdChunk, ColdOutput
 from loraplex.engine.request import Request, Status
 from loraplex.engine.route_decisions import Decided, RouteDecisions
 
 MAX_WAIT_MS = 20.0
 """How long a step that computes nothing else may wait for layers: requests that come meanwhile
 wait as long."""
-
-
-@dataclass(slots=True, eq=False)
-class _Pass:
-    """One chunk on its way through the layers."""
-
-    request: Request
-    chunk: Chunk
-    of_layers: int
-    asked: Decided
-    num_layers: int = 0
-    """Computed so far; of these, by the host; and that may have been after this step."""
-    num_host_layers: int = 0
-    until_layer: int = 0
-    advances: bool = False
-    """In this step."""
-    is_stuck: bool = False
-    """True if it did not come further when it last could: the host does not help it."""
-
-    @property
-    def may_assist(self) -> bool:
-        return self.asked.decision.route == "assist"
-
-    def take(self, output: ColdOutput) -> None:
-        """It has come so far."""
-        has_tried = self.advances or self.is_stuck
-        self.is_stuck = has_tried and output.num_layers == self.num_layers
-        self.num_layers, self.num_host_layers = output.num_layers, output.num_host_layers
-
-    def part(self, until_layer: int) -> PassPart:
-        """What it takes to come so far."""
-        part = (until_layer - self.num_layers) / self.of_layers
-        return PassPart(self.request, len(self.chunk.token_ids), self.chunk.start, part)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +40,7 @@ class _Cold:
     asked: Decided | None = None
     """What stands for its next chunk, since it goes on: were it asked again before a layer lets its
     pass begin, what was to be tried would never be."""
-    run: _Pass | None = None
+    run: BegunPass | None = None
     is_counted: bool = False
 
 
@@ -212,6 +180,7 @@ class ColdStarts:
         """Learn how far passes have come, by `now`, which is what the step is charged for. Return
         those that are done, and the ms for which the step stood still for layers."""
         draft.passes.clear()
+        draft.ended_s = now
         ended: list[Ended] = []
         waited_ms = 0.0
         for cold in self._begun.values():
@@ -259,7 +228,7 @@ class ColdStarts:
         taken, num = self._places(), self.config.max_cold_passes
         return len(taken) < num and taken.count(request.adapter) < max(1, num // 2)
 
-    def _runs(self) -> Iterator[_Pass]:
+    def _runs(self) -> Iterator[BegunPass]:
         return (cold.run for cold in self._begun.values() if cold.run is not None)
 
     def _link_ms(self, num_bytes: int) -> float:
@@ -270,7 +239,7 @@ class ColdStarts:
             self.residency.state(request.adapter) is State.RESIDENT
         )
 
-    def _next_pass(self, cold: _Cold) -> _Pass | None:
+    def _next_pass(self, cold: _Cold) -> BegunPass | None:
         """What it would begin with now; None if it does best to wait."""
         request = cold.request
         asked = cold.asked or self.decisions.decide(request, request.num_computed_tokens)
@@ -279,16 +248,18 @@ class ColdStarts:
         cold.asked = asked
         return self._pass(request, asked)
 
-    def _pass(self, request: Request, asked: Decided) -> _Pass:
+    def _pass(self, request: Request, asked: Decided) -> BegunPass:
         start = request.num_computed_tokens
         end = min(request.num_tokens, start + self.config.max_step_tokens)
         assert request.adapter is not None
         entry = self.residency.get(request.adapter)
         assert entry is not None
         assert entry.of_layers > 0, "its pass would never end"
-        return _Pass(request, request.chunk(request.adapter, start, end), entry.of_layers, asked)
+        return BegunPass(
+            request, request.chunk(request.adapter, start, end), entry.of_layers, asked
+        )
 
-    def _advance(self, run: _Pass, draft: Draft) -> None:
+    def _advance(self, run: BegunPass, draft: Draft) -> None:
         """Give a pass as many layers as it may compute and the step has room for; one at least, so
         that it comes to its end."""
         if draft.budget <= 0 or self._is_halted(run):
@@ -299,11 +270,11 @@ class ColdStarts:
         draft.passes.append(part)
         draft.budget = max(0, draft.budget - part.num_rows)
 
-    def _is_halted(self, run: _Pass) -> bool:
+    def _is_halted(self, run: BegunPass) -> bool:
         """True if it comes no further now."""
         return self._num_ready(run) <= run.num_layers < run.of_layers
 
-    def _num_ready(self, run: _Pass) -> int:
+    def _num_ready(self, run: BegunPass) -> int:
         is_helped = run.may_assist and not run.is_stuck
         if is_helped or self._is_resident(run.request):
             return run.of_layers
@@ -311,7 +282,7 @@ class ColdStarts:
         entry = self.residency.get(run.request.adapter)
         return 0 if entry is None else entry.num_layers
 
-    def _learn(self, run: _Pass, output: ColdOutput, now: float) -> None:
+    def _learn(self, run: BegunPass, output: ColdOutput, now: float) -> None:
         asked = run.asked
         self.decisions.routes.note_first_token(asked.decision, (now - asked.at_s) * 1e3)
         if output.num_host_layers:
@@ -331,8 +302,8 @@ class ColdStarts:
 
     def _count(self, request: Request, route: Route) -> None:
         """Each choice once, however often it begins to run."""
-        if request.is_route_counted:
+        if request.route is not None:
             self._num_uncounted_starts += 1
         else:
-            request.is_route_counted = True
+            request.route = route
             self.residency.counts.count_route(route)

@@ -105,6 +105,12 @@ class DecodeRows:
         """Choices that have one."""
         return len(self._tickets) - len(self._free)
 
+    def load(self) -> tuple[int, int]:
+        """Of those that are not held: how many they are, and how many tokens in the KV cache they
+        read in each step, together."""
+        goes_on = (self._tickets >= 0) & ~self._is_held
+        return int(np.count_nonzero(goes_on)), int(self._positions[goes_on].sum())
+
     def join(self, request: Request, *, yields: bool, is_held: bool = False) -> None:
         """Take a running choice whose newest token alone is not in the KV cache. One that is held
         is not selected until it goes on."""

@@ -18,7 +18,8 @@ Each route's prediction is corrected by how those before it turned out (`Correct
 **Choice.** What is not `wait` must be predicted to be faster by more than the predictions' errors,
 and 2 %: so a change of mind is rare, and never one for nothing. A route that was not seen for long
 is judged by the model and what is known of the others; where that puts it within a few percent of
-the best it is tried once in a while, since only that tells, and costs those percents at most.
+the best it is tried once in a while, since only that tells, and costs those percents at most. It is
+tried more often where it looks better than waiting and only the margin speaks against it.
 """
 
 from collections.abc import Mapping
@@ -45,6 +46,10 @@ _NUM_ERRORS = 1.0
 _TRIED_WITHIN = 0.05
 _TRIED_EVERY = 32
 """Outcomes of other routes."""
+_HOPED_FOR_EVERY = 8
+"""The same of a route that would be the best but for its margin."""
+_LEARNED_STEPS = 64
+"""Before so many steps what a route took tells of its steps rather than of the route."""
 
 
 class ColdStart(NamedTuple):
@@ -68,8 +73,6 @@ class ColdStart(NamedTuple):
     """Rows of others that decode meanwhile: each step computes theirs too."""
     decode_context: int = 0
     """Tokens in the KV cache that those read in each step, together."""
-    read_ms: float = 0.0
-    """Until its first byte can be copied, since it is still read from the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ class Decision:
     cold: ColdStart | None = None
     """What it was made for."""
     plain_ms: float = 0.0
-    """The prediction of its route without corrections."""
+    """The prediction of its route without corrections; 0 where it was made too early to be judged
+    by what happens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,9 @@ class _Unseen:
         for route in ("layer-wise", "assist"):
             self.outcomes[route] = 0 if route == seen else self.outcomes.get(route, 0) + 1
 
-    def is_due(self, route: ColdRoute) -> bool:
-        return self.outcomes.get(route, 0) >= _TRIED_EVERY
+    def is_due(self, route: ColdRoute, *, is_hoped_for: bool) -> bool:
+        every = _HOPED_FOR_EVERY if is_hoped_for else _TRIED_EVERY
+        return self.outcomes.get(route, 0) >= every
 
 
 class Routes:
@@ -155,7 +160,8 @@ class Routes:
         plain = self._predict(cold)
         predicted = {route: ms * self._corrections.factor(route) for route, ms in plain.items()}
         route = self._fastest(predicted)
-        return Decision(route, predicted, cold, plain[route])
+        is_learned = self._costs.num_steps >= _LEARNED_STEPS
+        return Decision(route, predicted, cold, plain[route] if is_learned else 0.0)
 
     def note_copy(self, num_bytes: int, seconds: float) -> None:
         """So many bytes went to the device in this time."""
@@ -199,7 +205,8 @@ class Routes:
             if ms < predicted[best] and ms * (1.0 + self._margin(route)) < wait_ms:
                 best = route
         for route, ms in predicted.items():
-            if self._unseen.is_due(route) and ms < predicted[best] * (1.0 + _TRIED_WITHIN):
+            is_near = route != best and ms < predicted[best] * (1.0 + _TRIED_WITHIN)
+            if is_near and self._unseen.is_due(route, is_hoped_for=ms < predicted[best]):
                 self._unseen.outcomes[route] = 0
                 return route
         return best
@@ -218,7 +225,7 @@ class Routes:
             return {"wait": times.together_ms}
         per_byte_ms = 1e3 / self.copy_bytes_per_s
         work = _Pass(
-            before_ms=cold.read_ms + cold.bytes_ahead * per_byte_ms,
+            before_ms=cold.bytes_ahead * per_byte_ms,
             arrival_ms=cold.bytes_left / left * per_byte_ms,
             layer_ms=times.alone_ms / of_layers,
             decodes_ms=times.decodes_ms,

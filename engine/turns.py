@@ -16,12 +16,13 @@ class Turns(Generic[Result]):
     while the other is inside `go_on` or `give_up`, and the other at all other times.
 
     The thread begins with the first turn and is gone when the function has ended. One that rests
-    for ever must be given up.
+    for ever must be given up. What the function holds goes with it at once: nothing here leads in a
+    circle, which a collector would have to find first.
     """
 
     def __init__(self, function: Callable[[], Result], name: str) -> None:
         """``name`` is the thread's. What `function` calls may call `rest`."""
-        self._function = function
+        self._function: Callable[[], Result] | None = function
         self._name = name
         self._thread: Thread | None = None
         # Either is released once for each turn: locks change threads faster than conditions do.
@@ -44,13 +45,17 @@ class Turns(Generic[Result]):
             BaseException: what the function raised.
         """
         self._turn()
-        if isinstance(self._ended, BaseException):
-            raise self._ended
-        return self._ended
+        ended, self._ended = self._ended, None
+        if not isinstance(ended, BaseException):
+            return ended
+        try:
+            raise ended
+        finally:
+            del ended
 
     def give_up(self) -> None:
         """Have the function end where it rests; returns when the thread is gone."""
-        self._is_given_up = True
+        self._is_given_up, self._function = True, None
         while self._thread is not None and not self._is_over:
             self._turn()
 
@@ -78,9 +83,14 @@ class Turns(Generic[Result]):
             self._thread.join()
 
     def _run(self) -> None:
+        function, self._function = self._function, None
+        assert function is not None, "it was given up"
         try:
-            self._ended = (self._function(),)
+            self._ended = (function(),)
+        except GivenUp:
+            pass
         except BaseException as error:  # noqa: BLE001  the other thread raises it
             self._ended = error
+        del function
         self._is_over = True
         self._back.release()

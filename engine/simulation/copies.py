@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Protocol
 
 from loraplex.adapters.spec import AdapterKey
@@ -12,6 +12,8 @@ from loraplex.engine.transfers_port import AdapterTransfers, Arrival
 
 _LATENCY_S = 0.001
 """From the decision to the first byte."""
+_TICK_S = 5e-7
+"""A clock that was set to an arrival's time finds it, whatever was rounded."""
 NUM_LAYERS = 32
 """Of each adapter, copied one after the other."""
 
@@ -26,7 +28,8 @@ class Link(AdapterTransfers, Protocol):
 
     @property
     def next_layer_s(self) -> float:
-        """The same of the next layer of one."""
+        """The same of the next layer of one; now, if one may be used in part which `progress` has
+        not told yet."""
         ...
 
     @property
@@ -39,11 +42,12 @@ class Link(AdapterTransfers, Protocol):
         ...
 
     def layer_arrival_s(self, key: AdapterKey, layer: int) -> float:
-        """When a layer of an adapter is there, if nothing more is started."""
+        """When a layer of an adapter is there, if nothing more is started; infinite if the step's
+        grant does not suffice for it."""
         ...
 
     def progress(self) -> Iterator[tuple[AdapterKey, int]]:
-        """Adapters on their way of which a layer has come, and how many have."""
+        """Adapters on their way that may be used in part, and how many layers of each have come."""
         ...
 
 
@@ -51,15 +55,22 @@ class Link(AdapterTransfers, Protocol):
 class _Copy:
     key: AdapterKey
     left_bytes: float
+    from_s: float
+    """When its first byte may be copied."""
     done_s: float = 0.0
     is_told: bool = False
-    num_layers: int = 0
-    """That have come: what a load that goes first makes late are the others."""
+    is_open_told: bool = False
 
 
 class CopyLink:
     """A link of one bandwidth. Loads are copied in the order of their start; prefetches in the
-    time that loads leave, so that one which is under way pauses for a load."""
+    time that loads leave, so that one which is under way pauses for a load. While others decode no
+    more is copied than is granted with each step. Where the engine's link lets the last layer take
+    too much and the next grants less, this one stops within a layer: on average the same.
+
+    What is copied next may be used in part, as the engine's slots are open as soon as an adapter
+    was read: of loads one, of prefetches one.
+    """
 
     def __init__(
         self,
@@ -75,13 +86,13 @@ class CopyLink:
         self._prefetches: deque[_Copy] = deque()
         self._copied: deque[_Copy] = deque()
         self._at_s = 0.0
+        self._granted_bytes = inf
 
     @property
     def next_arrival_s(self) -> float:
         """See `Link`."""
         self._advance()
-        untold = (usable_s for copy, usable_s in self._usable() if not copy.is_told)
-        return min(untold, default=float("inf"))
+        return min((done_s for copy, done_s in self._ends() if not copy.is_told), default=inf)
 
     @property
     def bytes_in_flight(self) -> int:
@@ -100,17 +111,17 @@ class CopyLink:
             if copy is not None:
                 self._prefetches.remove(copy)
                 self._loads.append(copy)
-        self._loads.extend(_Copy(key, self._num_bytes(key)) for key in plan.loads)
-        self._prefetches.extend(_Copy(key, self._num_bytes(key)) for key in plan.prefetches)
+        self._loads.extend(map(self._new, plan.loads))
+        self._prefetches.extend(map(self._new, plan.prefetches))
+        self._granted_bytes = inf if plan.copy_bytes is None else plan.copy_bytes
 
     def arrivals(self) -> list[Arrival]:
         """See `AdapterTransfers.arrivals`."""
         self._advance()
         arrived = []
-        # Half a microsecond, so that a clock which was set to an arrival's time finds it.
-        now = self._clock() + 5e-7
-        for copy, usable_s in self._usable():
-            if usable_s <= now and not copy.is_told:
+        now = self._clock() + _TICK_S
+        for copy, done_s in self._ends():
+            if done_s <= now and not copy.is_told:
                 copy.is_told = True
                 arrived.append(Arrival(copy.key))
         while self._copied and self._copied[0].is_told:
@@ -123,59 +134,81 @@ class CopyLink:
 
     def layer_arrival_s(self, key: AdapterKey, layer: int) -> float:
         """See `Link`."""
-        for copy, done_s in self._usable():
-            if copy.key == key and layer >= copy.num_layers:
-                left_bytes = self._num_bytes(key) * (NUM_LAYERS - 1 - layer) / NUM_LAYERS
-                return done_s - left_bytes / self._bytes_per_s
+        at_s, before_bytes = self._at_s, 0.0
+        for copy in (*self._loads, *self._prefetches):
+            at_s = max(at_s, copy.from_s)
+            if copy.key == key:
+                own_bytes = copy.left_bytes - self._bytes_behind(key, layer)
+                tick_bytes = _TICK_S * self._bytes_per_s
+                if own_bytes <= tick_bytes:
+                    return min(at_s, self._at_s)  # it has come, whatever goes first now
+                if before_bytes + own_bytes > self._granted_bytes + tick_bytes:
+                    return inf
+                return at_s + own_bytes / self._bytes_per_s
+            before_bytes += copy.left_bytes
+            at_s += copy.left_bytes / self._bytes_per_s
         return 0.0
 
     def progress(self) -> Iterator[tuple[AdapterKey, int]]:
         """See `Link`."""
         self._advance()
-        for copy, done_s in self._usable():
-            copy.num_layers = NUM_LAYERS - self._missing(copy, done_s)
-            if copy.num_layers:
-                yield copy.key, copy.num_layers
+        for copy in self._open():
+            copy.is_open_told = True
+            yield copy.key, NUM_LAYERS - self._num_missing(copy)
 
     @property
     def next_layer_s(self) -> float:
         """See `Link`."""
-        for copy, done_s in self._usable():
-            missing = self._missing(copy, done_s)
-            if missing > 0:
-                return done_s - (missing - 1) * self._layer_s(copy)
-        return float("inf")
+        self._advance()
+        if any(not copy.is_open_told for copy in self._open()):
+            return self._clock()
+        coming = self._loads or self._prefetches
+        missing = self._num_missing(coming[0]) if coming else 0
+        return self.layer_arrival_s(coming[0].key, NUM_LAYERS - missing) if missing else inf
 
-    def _layer_s(self, copy: _Copy) -> float:
-        return self._num_bytes(copy.key) / NUM_LAYERS / self._bytes_per_s
+    def _new(self, key: AdapterKey) -> _Copy:
+        return _Copy(key, self._num_bytes(key), self._clock() + _LATENCY_S)
 
-    def _missing(self, copy: _Copy, done_s: float) -> int:
-        """Layers that have not come, of a copy that will be there at `done_s`."""
-        missing = ceil((done_s - self._clock() - 5e-7) / self._layer_s(copy))
-        return min(max(0, missing), NUM_LAYERS - copy.num_layers)
+    def _open(self) -> Iterator[_Copy]:
+        """What may be used in part."""
+        yield from self._copied
+        for queue in (self._loads, self._prefetches):
+            if queue:
+                yield queue[0]
 
-    def _usable(self) -> Iterator[tuple[_Copy, float]]:
-        """Copies, each with the time at which its adapter may be used."""
+    def _bytes_behind(self, key: AdapterKey, layer: int) -> float:
+        return self._num_bytes(key) * (NUM_LAYERS - 1 - layer) / NUM_LAYERS
+
+    def _num_missing(self, copy: _Copy) -> int:
+        """Layers that have not come."""
+        layer_bytes = self._num_bytes(copy.key) / NUM_LAYERS
+        return max(0, ceil((copy.left_bytes - _TICK_S * self._bytes_per_s) / layer_bytes))
+
+    def _ends(self) -> Iterator[tuple[_Copy, float]]:
+        """Copies, each with the time at which all of its adapter is there."""
         for copy in self._copied:
             yield copy, copy.done_s
-        done_s = self._at_s + _LATENCY_S
         for copy in (*self._loads, *self._prefetches):
-            done_s += copy.left_bytes / self._bytes_per_s
-            yield copy, done_s
+            yield copy, self.layer_arrival_s(copy.key, NUM_LAYERS - 1)
 
     def _advance(self) -> None:
         """Copy until now."""
         now = self._clock()
         while queue := self._loads or self._prefetches:
             copy = queue[0]
-            done_s = self._at_s + copy.left_bytes / self._bytes_per_s
-            if done_s > now:
-                copy.left_bytes -= max(0.0, now - self._at_s) * self._bytes_per_s
+            at_s = max(self._at_s, copy.from_s)
+            due_bytes = min(copy.left_bytes, self._granted_bytes)
+            done_s = at_s + due_bytes / self._bytes_per_s
+            is_late = done_s > now + _TICK_S
+            if is_late:
+                due_bytes = max(0.0, now - at_s) * self._bytes_per_s
+            copy.left_bytes -= due_bytes
+            self._granted_bytes -= due_bytes
+            if is_late or copy.left_bytes > 0:
                 break
             queue.popleft()
-            copy.done_s = done_s + _LATENCY_S
+            copy.done_s = self._at_s = done_s
             self._copied.append(copy)
-            self._at_s = done_s
         self._at_s = max(self._at_s, now)
 
     def _take(self, key: AdapterKey) -> None:
@@ -221,7 +254,7 @@ class CopiesInside:
 
     def arrivals(self) -> list[Arrival]:
         """See `AdapterTransfers.arrivals`."""
-        ready = [key for key, at in self._ready_s.items() if at <= self._clock() + 5e-7]
+        ready = [key for key, at in self._ready_s.items() if at <= self._clock() + _TICK_S]
         for key in ready:
             del self._ready_s[key]
         return [Arrival(key) for key in ready]

@@ -1,7 +1,11 @@
 """Passes: when they rest, how they end, and what is left of them."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -264,6 +268,55 @@ def test_a_function_that_has_not_begun_never_does() -> None:
     turns = Turns(lambda: pytest.fail("it was given up"), "cold-pass")
     turns.give_up()
     assert (turns.is_begun, passes_alive()) == (False, 0)
+
+
+class Slot:
+    """Memory that somebody else is to have."""
+
+
+@pytest.mark.parametrize("how", ["given up", "fails", "never begins"])
+def test_what_a_function_holds_is_free_as_soon_as_it_has_ended(how: str) -> None:
+    slot = Slot()
+    held = weakref.ref(slot)
+
+    def hold(mine: Slot) -> None:
+        turns.rest()
+        raise ValueError(mine)
+
+    turns = Turns(partial(hold, slot), "cold-pass")
+    del slot
+    gc.disable()
+    try:
+        if how != "never begins":
+            turns.go_on()
+        if how == "fails":
+            with suppress(ValueError):
+                turns.go_on()
+        else:
+            turns.give_up()
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_nothing_is_left_of_a_pass_that_has_ended(world: ColdWorld, *, is_done: bool) -> None:
+    copy = world.copy("all")
+    copy.give()
+    world.step(everything(chunk("own", "all")))
+    ((_, begun),) = world.runner._passes._under_way.values()
+    cold_pass = weakref.ref(begun.cold_pass)
+    del begun
+    copy.give(NUM_LAYERS)
+    gc.disable()
+    try:
+        if is_done:
+            assert world.step(everything(chunk("own", "all"))).cold["own"].is_done
+        else:
+            world.step()
+        assert cold_pass() is None
+    finally:
+        gc.enable()
 
 
 def test_what_groups_hold_of_one_forward_pass_is_hidden_from_another(world: ColdWorld) -> None:

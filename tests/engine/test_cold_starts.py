@@ -1,27 +1,30 @@
 """Requests begin on adapters that are on their way."""
 
+import pytest
 from tests.engine import build
-from tests.engine.arriving_world import NUM_LAYERS, World
+from tests.engine.arriving_world import NUM_BYTES, NUM_LAYERS, World
 from tests.engine.simulated_runner import expected_output
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.routes import ColdStart, Decision
 
 X = AdapterKey("t", "x")
 
 
-def begun(world: World, request_id: str = "a", **values: object) -> None:
-    """A request whose adapter has two layers of four, in the middle of its pass."""
-    world.add(request_id, adapter="x", **values)
+def begun(world: World, until_layer: int = NUM_LAYERS, **values: object) -> None:
+    """A request whose adapter has two layers of four, in the middle of its pass, which may come as
+    far as this in its first step: to the last layer, if it is alone there."""
+    world.add("a", adapter="x", **values)
     world.step()
     world.come("x", 2)
     world.step()
-    assert world.passes == {request_id: (2 if world.plan.cold[0].wait_ms == 0 else 4, True)}
+    assert world.passes == {"a": (until_layer, True)}
 
 
 def test_a_request_begins_on_the_layers_that_have_come() -> None:
     world = World()
     world.add("b")
-    begun(world, max_tokens=1)
+    begun(world, until_layer=2, max_tokens=1)
     assert world.tokens.keys() == {"b"}
     world.come("x", NUM_LAYERS)
     world.step()
@@ -31,7 +34,7 @@ def test_a_request_begins_on_the_layers_that_have_come() -> None:
 def test_decodes_get_their_tokens_in_every_step_while_a_pass_waits_for_layers() -> None:
     world = World()
     world.add("b", max_tokens=9)
-    begun(world)
+    begun(world, until_layer=2)
     for _ in range(3):
         before = len(world.tokens["b"])
         world.step()
@@ -120,6 +123,20 @@ def test_what_the_host_helped_to_its_first_token_decodes_when_its_adapter_is_the
     assert world.tokens["a"] == expected_output(build.submit("a").prompt, X, 3, build.EOS)
 
 
+def test_who_begins_on_a_prefetch_that_is_there_before_its_pass_is_the_one_it_was_for() -> None:
+    world = World(prefetch="queue")
+    assert world.scheduler.prefetch.warm(X, NUM_BYTES, until_s=1e9)
+    world.step()
+    assert world.plan.prefetches == (X,)
+    world.come("x", 0)
+    world.add("a", adapter="x")
+    world.step()
+    assert world.plan.claims == (X,)
+    world.arrive("x")
+    world.step()
+    assert world.residency.counts.routes == {"prefetch": 1}
+
+
 def test_what_needs_no_adapter_is_computed_before_any_layer_has_come() -> None:
     world = World()
     world.add("a", adapter="x", num_prompt_tokens=8, adapter_start=5)
@@ -157,7 +174,7 @@ def test_a_pass_takes_of_the_step_what_its_layers_cost() -> None:
     assert world.plan.num_tokens == 8
 
 
-def test_the_link_is_bounded_only_while_somebody_decodes_and_by_what_is_swapped() -> None:
+def test_the_link_is_bounded_only_while_somebody_decodes() -> None:
     world = World()
     world.scheduler.routes.copy_bytes_per_s = 5000.0
     world.add("b", max_tokens=9)
@@ -165,6 +182,31 @@ def test_the_link_is_bounded_only_while_somebody_decodes_and_by_what_is_swapped(
     assert world.plan.copy_bytes is None
     world.step()
     assert world.plan.copy_bytes == 5, "a step of one token takes a millisecond"
+
+
+def test_as_long_as_costs_are_not_learned_the_link_is_bounded_by_how_long_a_step_took() -> None:
+    world = World(min_learned_steps=2000)
+    world.scheduler.routes.copy_bytes_per_s = 5000.0
+    world.add("b", max_tokens=9)
+    world.step(ms=4.0)
+    world.step()
+    assert world.plan.copy_bytes == 20
+
+
+@pytest.mark.parametrize(("link_bytes", "left_bytes"), [(1000, 760), (100, 13)])
+def test_adapters_get_what_swapped_blocks_leave_of_the_link_and_a_small_part_in_any_case(
+    link_bytes: int, left_bytes: int
+) -> None:
+    swaps = {"num_host_blocks": 16, "copy_ms_per_block": 0.1, "kv_block_bytes": 40}
+    world = World(num_blocks=12, prefix_cache=False, **swaps)
+    world.scheduler.routes.copy_bytes_per_s = 1000.0 * link_bytes
+    for name in "ab":
+        world.add(name, num_prompt_tokens=20, max_tokens=20)
+    while not world.plan.copies_out:
+        world.step()
+    (copy,) = world.plan.copies_out
+    assert (len(world.plan.decodes), len(copy.host_blocks)) == (1, 6)
+    assert world.plan.copy_bytes == left_bytes
 
 
 def test_a_request_for_which_waiting_was_best_teaches_how_long_that_took() -> None:
@@ -179,3 +221,56 @@ def test_a_request_for_which_waiting_was_best_teaches_how_long_that_took() -> No
     world.step()
     assert world.scheduler.routes.regret.num_requests == 1
     assert world.scheduler.routes.regret.taken_ms >= 1000
+
+
+def test_what_a_request_began_for_stands_until_a_layer_lets_its_pass_begin() -> None:
+    world = World("choose")
+    world.scheduler.routes.copy_bytes_per_s = 1000.0
+    world.add("a", adapter="x")
+    world.step()
+    world.come("x", 0)
+    world.step()
+    assert world.scheduler.num_running == 1
+    world.scheduler.routes.copy_bytes_per_s = 1e12  # by which it would do best to wait
+    world.come("x", 1)
+    world.step()
+    assert world.passes.keys() == {"a"}
+
+
+def watched(world: World) -> list[ColdStart]:
+    """What is asked of the chooser from now on."""
+    asked: list[ColdStart] = []
+    routes, choose = world.scheduler.routes, world.scheduler.routes.choose
+
+    def look(cold: ColdStart) -> Decision:
+        asked.append(cold)
+        return choose(cold)
+
+    routes.choose = look  # type: ignore[method-assign]  # looked at, not changed
+    return asked
+
+
+def test_a_choice_is_made_for_what_decodes_beside_it_and_what_that_reads() -> None:
+    world = World("choose")
+    world.add("b", num_prompt_tokens=5, max_tokens=9)
+    world.add("c", num_prompt_tokens=3, max_tokens=9)
+    world.step()
+    asked = watched(world)
+    world.add("a", adapter="x", max_tokens=2)
+    world.step()
+    world.come("x", 1)
+    world.step()
+    assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(2, 5 + 3 + 2)]
+
+
+def test_what_is_held_until_its_adapter_is_there_decodes_beside_nobody() -> None:
+    world = World("assist")
+    world.add("a", adapter="x", max_tokens=3)
+    world.step()
+    world.come("x", 0)
+    world.step()
+    assert len(world.tokens["a"]) == 1
+    asked = watched(world)
+    world.add("b", adapter="x")
+    world.step()
+    assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(0, 0)]

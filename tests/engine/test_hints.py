@@ -231,8 +231,13 @@ def test_a_gateway_keeps_what_is_left_of_its_hints_for_the_next_worker() -> None
     sent.note(Warm("t", "c", 60.0))
     sent.note(Warm("t", "a", 20.0))
     sent.end("t", "c")
+    sent.note(Warm("u", "a", 30.0))
+    assert sent.of("t") == {"a": 60.0, "b": 10.0}
     now[0] = 15.0
-    assert sent.left() == [Warm("t", "a", 45.0)]
+    assert sent.of("t") == {"a": 45.0}
+    assert sent.left() == [Warm("u", "a", 15.0), Warm("t", "a", 45.0)]
+    now[0] = 60.0
+    assert sent.left() == []
 
 
 async def test_a_worker_that_connects_is_told_of_open_hints(tmp_path: Path) -> None:

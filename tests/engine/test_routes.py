@@ -34,7 +34,6 @@ COLD = st.builds(
     of_layers=st.just(80),
     num_decodes=st.sampled_from([0, 1, 40]),
     decode_context=st.integers(0, 10**5),
-    read_ms=st.floats(0, 100),
 )
 
 
@@ -70,7 +69,7 @@ def test_an_adapter_of_which_all_has_come_is_as_one_that_was_there(start: ColdSt
 
 @given(COLD, st.floats(1e7, 1e10))
 def test_a_pass_is_predicted_as_a_walk_over_its_layers_takes(start: ColdStart, rate: float) -> None:
-    start = start._replace(num_layers=0, num_context=0, read_ms=0.0)
+    start = start._replace(num_layers=0, num_context=0)
     world = World(rate, 5e-2 / 2, 0.2, 1.0, 0.0)
     predicted = routes(rate=rate).choose(start).predicted_ms
     step_ms = 8.2 + 0.06 * start.num_decodes if start.num_decodes else 0.0
@@ -202,3 +201,22 @@ def test_what_requests_took_corrects_what_is_predicted_for_those_after_them() ->
         chooser.note_first_token(decision, decision.plain_ms * 1.5)
     after = chooser.choose(cold()).predicted_ms["layer-wise"]
     assert after == pytest.approx(1.5 * before, rel=0.05)
+
+
+def test_what_only_its_margin_rules_out_is_tried_after_a_few_outcomes_of_waiting() -> None:
+    chooser = routes(assistants=0, rate=20e9)
+    seen = []
+    for _ in range(10):
+        decision = chooser.choose(cold())
+        seen.append(decision.route)
+        chooser.note_first_token(decision, decision.plain_ms)
+    assert seen == ["wait"] * 8 + ["layer-wise"] * 2
+
+
+def test_nothing_is_concluded_from_predictions_that_were_made_before_steps_were_learned() -> None:
+    chooser = routes()
+    chooser._costs.num_steps = 63  # type: ignore[misc]  # the test's own
+    for _ in range(9):
+        chooser.note_first_token(chooser.choose(cold()), 1e3)
+    assert chooser.regret.num_requests == 0
+    assert chooser.choose(cold()).predicted_ms == routes().choose(cold()).predicted_ms

@@ -66,7 +66,9 @@ class ColdEngine:
         self.parts.mailbox.put(Pins(version=1, pinned=(Pin(TENANT, self.pinned.digest),)))
         self._await(self.pinned)
         if self.route == HINTED:
-            return 0
+            for _ in range(_SAME):
+                self._way(self.pinned)
+            return _SAME
         link = self.parts.transfers.link
         throttle, link.limit_bytes_per_s = link.limit_bytes_per_s, None
         for adapter in self.cold:

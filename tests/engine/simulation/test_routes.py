@@ -1,6 +1,7 @@
 """Adapters come beside steps, inside them, or while prompts are computed."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from tests.engine.simulation import worlds
@@ -13,7 +14,7 @@ from loraplex.engine.simulation.metrics import Metrics, measure
 from loraplex.engine.simulation.routes import Copying, Route
 from loraplex.engine.simulation.traces import TraceRequest
 
-A = AdapterKey("t", "a")
+A, B, C, D = (AdapterKey("t", name) for name in "abcd")
 
 
 def ttft_s(route: Route, **changes: object) -> float:
@@ -33,8 +34,8 @@ def test_layers_that_are_copied_while_others_are_computed_are_not_waited_for() -
 
 
 def test_a_host_that_keeps_up_hides_the_copy_and_one_that_does_not_is_not_chosen() -> None:
-    # It may begin when the first of 32 layers has come.
-    assert ttft_s("assist", host_operations_per_s=1e9) == pytest.approx(0.078, abs=0.01)
+    # Its slot is open at once: not even the first of 32 layers, which takes 25 ms, is waited for.
+    assert ttft_s("assist", host_operations_per_s=1e9) == pytest.approx(0.052, abs=0.003)
     slow = {"host_operations_per_s": 1e5}
     assert ttft_s("assist", **slow) > ttft_s("layer-wise")
     assert ttft_s("choose", **slow) <= ttft_s("wait", **slow) * 1.02
@@ -44,11 +45,36 @@ def test_layers_of_a_copy_come_one_after_the_other() -> None:
     now = [0.0]
     link = CopyLink(1000.0, lambda _: 1000, lambda: now[0])
     link.start(StepPlan(1, (), (A,)))
-    assert dict(link.progress()) == {}
+    assert link.next_layer_s == 0.0, "its slot is open"
+    assert dict(link.progress()) == {A: 0}
     assert link.layer_arrival_s(A, 0) == link.next_layer_s == pytest.approx(1 / 32, abs=0.002)
     now[0] = 0.51
     assert dict(link.progress()) == {A: 16}
     assert link.layer_arrival_s(A, 31) == link.next_arrival_s == pytest.approx(1.0, abs=0.002)
+
+
+def test_of_loads_and_of_prefetches_the_next_alone_may_be_used_in_part() -> None:
+    link = CopyLink(1000.0, lambda _: 1000, lambda: 0.0)
+    link.start(StepPlan(1, loads=(A, B), prefetches=(C, D)))
+    assert dict(link.progress()) == {A: 0, C: 0}
+
+
+def test_a_link_copies_no_more_than_is_granted_until_the_next_step() -> None:
+    now = [0.0]
+    link = CopyLink(1000.0, lambda _: 1000, lambda: now[0])
+    link.start(StepPlan(1, loads=(A,), copy_bytes=250))
+    assert link.layer_arrival_s(A, 6) < 0.25
+    assert link.layer_arrival_s(A, 8) == inf
+    now[0] = 5.0
+    assert link.arrivals() == []
+    assert dict(link.progress()) == {A: 8}
+    link.start(StepPlan(2, copy_bytes=0))
+    now[0] = 6.0
+    assert dict(link.progress()) == {A: 8}
+    link.start(StepPlan(3))
+    assert link.next_arrival_s == pytest.approx(6.75)
+    now[0] = link.next_arrival_s
+    assert [arrival.key for arrival in link.arrivals()] == [A]
 
 
 def test_a_load_inside_a_step_makes_the_step_longer_once() -> None:
@@ -81,3 +107,17 @@ def test_a_prefetch_that_every_request_uses_has_a_precision_of_one() -> None:
     assert metrics.prefetch_precision == 1.0
     assert metrics.prefetch_recall > 0.3
     assert metrics.prefetch_wasted_bytes == 0
+
+
+def test_a_choice_that_waits_finds_in_time_a_route_that_is_better_by_less_than_its_margin() -> None:
+    load = tuple(TraceRequest(i, "t", 400, 1, adapter=f"a{i}", rank=8) for i in range(1, 91))
+    ttfts_s = {}
+    for route in ("wait", "layer-wise", "choose"):
+        device = worlds.device(copy_bytes_per_s=1e8, bytes_per_rank=100_000, max_step_tokens=400)
+        copying = Copying("none", route=route, num_assistants=0)
+        run = run_policy(Setup(device, load, slots=2, copying=copying), "fcfs")
+        ttfts_s[route] = [record.ttft_s for record in run.records]
+    assert 1.1 < ttfts_s["wait"][-1] / ttfts_s["layer-wise"][-1] < 1.2
+    assert sum(ttfts_s["choose"]) < sum(ttfts_s["wait"])
+    # 64 steps are learned first, and eight outcomes then.
+    assert ttfts_s["choose"][75:] == pytest.approx(ttfts_s["layer-wise"][75:])

@@ -105,7 +105,7 @@ def test_layers_of_a_prefetch_that_pauses_stay_there_and_the_next_comes_later() 
     link.at(0.51)
     assert dict(link.progress()) == {a: 16}
     link.at(0.51, loads="b")
-    assert dict(link.progress()) == {a: 16}
+    assert dict(link.progress()) == {a: 16, b: 0}
     assert link.layer_arrival_s(a, 15) <= link.now
     assert link.layer_arrival_s(a, 16) == pytest.approx(1.51 + 0.5 / 16, abs=0.01)
     assert link.at(1.55) == "b"

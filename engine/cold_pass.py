@@ -23,6 +23,8 @@ from loraplex.kernels.segments import Slices
 Result = TypeVar("Result")
 
 _THREAD = "cold-pass"
+_LOOK_MS = 1.0
+"""How often a pass that waits for a layer looks whether it still may."""
 
 
 class _Need(NamedTuple):
@@ -61,6 +63,7 @@ class ColdPass:
         self._standing_before = 0
         """The layer that it needs next, while it rests."""
         self._until_layer, self._may_assist, self._wait_ms = 0, False, 0.0
+        self._ends_wait: Callable[[], bool] = bool
         self._is_lost = False
         """True if nobody on the host will compute what it stands before."""
         self._num_layers = 0
@@ -71,15 +74,24 @@ class ColdPass:
         self.logits: Tensor | None = None
         """``[sampled rows, vocab]``, once it is done."""
 
-    def advance(self, until_layer: int, *, may_assist: bool = False, wait_ms: float = 0.0) -> None:
+    def advance(
+        self,
+        until_layer: int,
+        *,
+        may_assist: bool = False,
+        wait_ms: float = 0.0,
+        ends_wait: Callable[[], bool] = bool,
+    ) -> None:
         """Go on until the pass is done, or stands before a layer of the adapter from
         ``until_layer`` on, or before one that has not come and the host may not compute, for which
-        it waits up to ``wait_ms``, altogether. A pass that is done is not advanced again.
+        it waits up to ``wait_ms``, altogether, unless ``ends_wait`` turns true. A pass that is done
+        is not advanced again.
 
         Raises:
             Exception: what the forward pass raised; the pass has ended then.
         """
         self._until_layer, self._may_assist, self._wait_ms = until_layer, may_assist, wait_ms
+        self._ends_wait = ends_wait
         if not self._turns.is_begun or self._may_compute(self._standing_before):
             ended = self._in_turn(self._turns.go_on)
             if ended is not None:
@@ -163,10 +175,12 @@ class ColdPass:
 
     def _has_come(self, layer: int) -> bool:
         started = perf_counter()
-        has_come = self._copied.wait_for(layer + 1, self._wait_ms / 1e3)
-        waited_ms = (perf_counter() - started) * 1e3
-        self.waited_ms += waited_ms
-        self._wait_ms -= waited_ms
+        has_come, left_ms = False, self._wait_ms
+        while not has_come and left_ms > 0 and not self._ends_wait():
+            has_come = self._copied.wait_for(layer + 1, min(_LOOK_MS, left_ms) / 1e3)
+            left_ms = self._wait_ms - (perf_counter() - started) * 1e3
+        self.waited_ms += (perf_counter() - started) * 1e3
+        self._wait_ms = left_ms if has_come else 0.0
         return has_come
 
     def _in_turn(self, turn: Callable[[], Result]) -> Result:

@@ -62,8 +62,11 @@ class ColdPasses:
                 begun = self._begin(chunk, arriving[chunk.adapter])
                 self._under_way[chunk.request_id] = chunk, begun
 
-    def advance(self, listed: Sequence[ColdChunk]) -> list[Advanced]:
-        """Have all of `listed` go on that may, in this order; then wait for layers, where they may.
+    def advance(
+        self, listed: Sequence[ColdChunk], ends_wait: Callable[[], bool] = bool
+    ) -> list[Advanced]:
+        """Have all of `listed` go on that may, in this order; then wait for layers, where they may,
+        until `ends_wait` turns true.
 
         Raises:
             Exception: what a forward pass raised.
@@ -76,7 +79,12 @@ class ColdPasses:
         for cold, each in zip(listed, passes, strict=True):
             wait_ms = cold.wait_ms - sum(other.waited_ms for other in passes)
             if cold.advances and wait_ms > 0 and each.logits is None:
-                each.advance(cold.until_layer, may_assist=cold.may_assist, wait_ms=wait_ms)
+                each.advance(
+                    cold.until_layer,
+                    may_assist=cold.may_assist,
+                    wait_ms=wait_ms,
+                    ends_wait=ends_wait,
+                )
         return [self._advanced(cold.chunk.request_id) for cold in listed]
 
     def give_up(self) -> None:

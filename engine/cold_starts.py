@@ -26,8 +26,7 @@ from loraplex.engine.request import Request, Status
 from loraplex.engine.route_decisions import Decided, RouteDecisions
 
 MAX_WAIT_MS = 20.0
-"""How long a step that computes nothing else may wait for layers: requests that come meanwhile
-wait as long."""
+"""How long a step that computes nothing else may wait for layers; a message ends it before."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +168,9 @@ class ColdStarts:
         for run in runs:
             wait_ms = 0.0
             if is_alone and run.advances:
-                run.until_layer, wait_ms = run.of_layers, MAX_WAIT_MS
+                affordable = draft.budget * run.of_layers // len(run.chunk.token_ids)
+                run.until_layer = min(run.of_layers, run.until_layer + affordable)
+                wait_ms = MAX_WAIT_MS
             draft.cold.append(
                 ColdChunk(run.chunk, run.until_layer, run.may_assist, wait_ms, run.advances)
             )
@@ -189,7 +190,9 @@ class ColdStarts:
                 continue
             output = told[cold.request.key]
             if output.is_done or output.num_layers > run.num_layers:
-                draft.passes.append(run.part(output.num_layers))
+                is_assisted = output.num_host_layers > run.num_host_layers
+                part = run.part(output.num_layers)
+                draft.passes.append(part._replace(is_assisted=is_assisted))
             waited_ms += output.waited_ms
             run.take(output)
             if output.is_done:

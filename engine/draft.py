@@ -23,6 +23,8 @@ class PassPart(NamedTuple):
     start: int
     part: float
     """Of the layers."""
+    is_assisted: bool = False
+    """True if the host computed the adapter's part of some: it took as long as that."""
 
     @property
     def num_rows(self) -> int:
@@ -131,7 +133,7 @@ class Draft:
             if adapter is not None and adapter not in adapters and self._run(adapter) is None:
                 adapters.add(adapter)
                 sum_rank += request.submission.rank
-        for request, num_tokens, start, part in self.passes:
+        for request, num_tokens, start, part, _ in self.passes:
             squared += part * num_tokens * num_tokens
             context += part * num_tokens * start
             sum_rank += part * request.submission.rank

@@ -37,11 +37,19 @@ class Mailbox:
         self._asides: deque[Callable[[], None]] = deque()
         self._changed = Condition()
         self._woken = False
+        self._has_news = False
+
+    @property
+    def has_news(self) -> bool:
+        """True if something came since the last `take`, or is to be done between two steps; safe
+        from any thread."""
+        return self._has_news or bool(self._asides)
 
     def put(self, *messages: Message) -> None:
         """Add messages; safe from any thread."""
         with self._changed:
             self._messages.extend(messages)
+            self._has_news = True
             self._changed.notify()
 
     def put_aside(self, aside: Callable[[], None]) -> None:
@@ -67,6 +75,7 @@ class Mailbox:
         with self._changed:
             messages = list(self._messages)
             self._messages.clear()
+            self._has_news = False
             return messages
 
     def take_submits(self) -> list[Submit]:

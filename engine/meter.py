@@ -36,10 +36,18 @@ class Meter:
         """A recent step's time, smoothed; 0 before the first."""
 
     def note(self, draft: Draft, bytes_in_flight: int, ms: float) -> None:
-        """A step took `ms`."""
+        """A step took `ms`. Nothing is learned from one that the host assisted, and what it took
+        longer than such steps do is used by those that were assisted."""
         rate = 0.1 if self.step_ms else 1.0
         self.step_ms += rate * (ms - self.step_ms)
-        self._costs.observe(draft.features(bytes_in_flight), ms)
+        features = draft.features(bytes_in_flight)
+        assisted = [part.request.key for part in draft.passes if part.is_assisted]
+        if assisted:
+            excess_ms = max(0.0, ms - self._costs.predict_ms(features))
+            self._tell(dict.fromkeys(assisted, excess_ms / len(assisted)))
+            ms -= excess_ms
+        else:
+            self._costs.observe(features, ms)
         if self._num_pending == MAX_ALIKE or not self._is_like(draft):
             self._divide()
         self._draft = draft

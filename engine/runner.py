@@ -1,6 +1,6 @@
 """Computes steps: one forward pass of the base model with the adapters of its rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -80,6 +80,8 @@ class ModelRunner:
         self._lora = model.lora
         self.block_size = block_size
         self.assist = assist
+        self.has_news: Callable[[], bool] = bool
+        """Ends the waits of passes for layers, once it turns true: others may be about to run."""
         kv_layout = KvLayout(num_blocks, block_size)
         host_layout = KvLayout(num_host_blocks, block_size)
         self._layout = BatchLayout(
@@ -281,7 +283,7 @@ class ModelRunner:
         return Begun(batch, ColdPass(self._lora, early, progress, forward, self.assist))
 
     def _advance(self, batch: StepBatch) -> list[PassDraw]:
-        return [self._pass_draw(each) for each in self._passes.advance(batch.cold)]
+        return [self._pass_draw(each) for each in self._passes.advance(batch.cold, self.has_news)]
 
     @torch.inference_mode()
     def _pass_draw(self, advanced: Advanced) -> PassDraw:

@@ -258,6 +258,7 @@ def compose_engine(
     """Put an engine together over a runner; its adapters are those of the data directory. Without
     `costs` it knows nothing of step times yet; `clock` is in seconds."""
     mailbox = Mailbox()
+    runner.has_news = lambda: mailbox.has_news
     store = open_store(settings.adapters_url, settings.data_dir, settings.adapter_cache_bytes)
     # Adapters of one recipe have one head, and their sizes follow from it alone.
     sizes_of = lru_cache(MAX_HEADS)(

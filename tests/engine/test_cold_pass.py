@@ -106,6 +106,18 @@ def test_layers_that_an_adapter_leaves_alone_are_waited_for_by_nobody(
         assert_close(world.runner.pass_logits["own"], expected)
 
 
+def test_a_wait_for_a_layer_ends_with_the_first_news(
+    world: ColdWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news = iter([False, False, True])
+    monkeypatch.setattr(world.runner, "has_news", lambda: next(news))
+    world.copy("all")
+    output = world.step(everything(chunk("own", "all"), wait_ms=1e5)).cold["own"]
+    assert not output.is_done
+    assert next(news, None) is None, "it did not look"
+    assert 0 < output.waited_ms < 1e4
+
+
 def test_a_chunk_that_does_not_end_its_prompt_needs_no_head(world: ColdWorld) -> None:
     own = chunk("own", "head", sample=None)
     world.copy("head")

@@ -9,7 +9,6 @@ from loraplex.engine.protocol import Sampling
 from loraplex.engine.step_budget import Demand
 
 X = AdapterKey("t", "x")
-QUEUE = {"max_waiting_requests": 64, "max_waiting_tokens": 4000}
 
 
 def test_a_request_begins_on_the_layers_that_have_come() -> None:

@@ -34,7 +34,9 @@ class LoadProgress:
     def open(self, of_layers: int, early: Any) -> None:  # noqa: ANN401  each source has its own
         """Its memory has been taken, and nothing copied yet."""
         with self._changed:
-            self.early, self.of_layers = early, of_layers
+            # In this order: others read both without the lock, and `early` says that it is open.
+            self.of_layers = of_layers
+            self.early = early
             self._changed.notify_all()
         self._tell()
 

@@ -127,7 +127,8 @@ class ResidencyCounts:
     """Of those, from the host's memory: the others read the store."""
     num_drops: int = 0
     routes: dict[Route, int] = field(default_factory=dict)
-    """Requests that began to run on an adapter, each choice by itself; what `num_uses` counts."""
+    """Requests that ran on an adapter, each choice by itself and once, however often it lost its
+    memory and began again: `num_uses` counts it each time."""
     evictions: dict[tuple[TierName, Cause], int] = field(default_factory=dict)
 
     def count_load(self, *, is_from_host: bool) -> None:

@@ -192,6 +192,10 @@ class StreamClient:
         self._hints.note(hint)
         self._send(hint)
 
+    def hints_of(self, tenant: str) -> dict[str, float]:
+        """See EngineClient."""
+        return self._hints.of(tenant)
+
     async def tier(self, tenant: str, adapter: str) -> Tier | None:
         """See EngineClient."""
         return None if self._writer is None else await self._queries.tier(tenant, adapter)

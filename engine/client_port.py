@@ -69,6 +69,11 @@ class EngineClient(Protocol):
         time each that connects."""
         ...
 
+    def hints_of(self, tenant: str) -> dict[str, float]:
+        """For how many seconds each hint still holds that was given here for a tenant's adapters,
+        by digest. The latest end holds; `drop` ends one."""
+        ...
+
     async def tier(self, tenant: str, adapter: str) -> Tier | None:
         """Where an adapter is, after what was said to the worker before; None if it does not
         answer within a second."""

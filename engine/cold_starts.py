@@ -22,18 +22,11 @@ from loraplex.engine.draft import Draft, PassPart
 from loraplex.engine.loads import Loads
 from loraplex.engine.plan import Chunk, ColdChunk, ColdOutput
 from loraplex.engine.request import Request, Status
-from loraplex.engine.routes import ColdStart, Decision, Routes
+from loraplex.engine.route_decisions import Decided, RouteDecisions
 
 MAX_WAIT_MS = 20.0
 """How long a step that computes nothing else may wait for layers: requests that come meanwhile
 wait as long."""
-
-
-class _Asked(NamedTuple):
-    """What was decided for a request, and when."""
-
-    decision: Decision
-    at_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +36,7 @@ class _Pass:
     request: Request
     chunk: Chunk
     of_layers: int
-    asked: _Asked
+    asked: Decided
     num_layers: int = 0
     """Computed so far; of these, by the host; and that may have been after this step."""
     num_host_layers: int = 0
@@ -76,7 +69,7 @@ class _Cold:
     request: Request
     route: Route
     """How it will have come to its adapter, if no pass of it begins."""
-    asked: _Asked | None = None
+    asked: Decided | None = None
     """What stands for its next chunk, since it goes on: were it asked again before a layer lets its
     pass begin, what was to be tried would never be."""
     run: _Pass | None = None
@@ -96,47 +89,36 @@ class ColdStarts:
     """See above. Belongs to one scheduler."""
 
     config: SchedulerConfig
-    routes: Routes
     residency: Residency
     loads: Loads
     decoding: DecodeRows
-    yields: Callable[[Request], bool]
+    decisions: RouteDecisions
     version: int = 0
     """Changes with `may_start` of any request."""
     _begun: dict[str, _Cold] = field(default_factory=dict)
     """In the order in which they began."""
-    _asked: dict[tuple[str, int], _Asked] = field(default_factory=dict)
-    """Since the last layer came, by request and where its chunk begins."""
-    _waiting: dict[str, tuple[AdapterKey, _Asked]] = field(default_factory=dict)
-    """Requests that were found to do best to wait, and when that was first."""
-    _seen: dict[AdapterKey, int] = field(default_factory=dict)
-    """Open adapters, and how many layers of each had come."""
-    _decodes: tuple[int, int] = 0, 0
-    """`DecodeRows.load`, while adapters are open."""
-    _now: float = 0.0
+    _looked_version: int = 0
+    """When `look` was called last."""
+    _num_uncounted_starts: int = 0
+    """Of choices whose route was counted before, and of those that stopped before anything was
+    computed on their adapter."""
 
     def look(self, now: float) -> bool:
         """See what has come since the last step; true if others may start now. Before each plan."""
-        self._now = now
         if self.config.route == "wait":
             return False
-        self._learn_from_waits()
-        before = self.version
         for cold in list(self._begun.values()):
             if cold.run is not None:
                 cold.run.until_layer, cold.run.advances = cold.run.num_layers, False
             elif self._is_resident(cold.request):
+                self._count_once(cold, cold.route)
                 self._leave(cold)
                 if cold.request.row >= 0:
                     self.decoding.go_on(cold.request)
-        seen = self._open_layers()
-        if seen:
-            self._decodes = self.decoding.load()
-        if seen != self._seen:
-            self._seen = seen
-            self._asked.clear()
-            self.version += 1
-        return self.version != before
+        self.version += self.decisions.look(now)
+        has_changed = self.version != self._looked_version
+        self._looked_version = self.version
+        return has_changed
 
     def may_start(self, request: Request, cached_tokens: Callable[[Request], int]) -> bool:
         """True if a waiting request whose adapter is on its way starts now rather than later, by
@@ -147,27 +129,34 @@ class ColdStarts:
         # Another choice computes what it can take over.
         open_choices = request.submission.open
         is_ahead = any(c.status is Status.RUNNING and c.row < 0 for c in open_choices)
-        if is_ahead or len(self._begun) >= self.config.max_cold_passes:
+        if is_ahead or not self._has_place(request):
             return False
         num_cached = cached_tokens(request)
         if num_cached < request.adapter_start:
             return True  # so much of it needs no adapter
-        asked = self._ask(request, num_cached)
-        if asked.decision.route != "wait":
-            return True
-        assert request.adapter is not None
-        self._waiting.setdefault(request.key, (request.adapter, asked))
-        return False
+        return self.decisions.may_begin(request, num_cached)
+
+    def copy_ms(self, request: Request) -> float:
+        """Until all of its adapter is there, by the link's rate; 0 if none of it is on its way."""
+        key = request.adapter
+        entry = None if key is None else self.residency.get(key)
+        if key is None or entry is None or entry.is_there:
+            return 0.0
+        return self._link_ms(self.loads.bytes_ahead(key) + entry.left_bytes)
+
+    def loads_ms(self) -> float:
+        """Until all loads that are under way are there, by the link's rate."""
+        return self._link_ms(self.loads.left_bytes)
 
     def started(self, request: Request, route: Route | None) -> None:
         """It runs; it has come to its adapter by `route`, if that is there."""
         if route is None:
             return
         if self._is_resident(request):
-            self.residency.counts.count_route(route)
+            self._count(request, route)
             return
         self._begun[request.key] = _Cold(request, route)
-        self._waiting.pop(request.key, None)
+        self.decisions.began(request)
         self.version += 1
 
     def holds(self, request: Request) -> bool:
@@ -178,13 +167,19 @@ class ColdStarts:
         """It runs no more: its pass, if it has one, is given up."""
         cold = self._begun.get(request.key)
         if cold is not None:
+            self._num_uncounted_starts += not cold.is_counted
             self._leave(cold)
 
-    def advance(self, draft: Draft, *, yielding: bool) -> None:
-        """Let passes that are under way take their part of the step, the oldest first."""
-        for cold in self._begun.values():
-            if cold.run is not None and self.yields(cold.request) is yielding:
-                self._advance(cold.run, draft)
+    def left(self, request: Request) -> int:
+        """Tokens of a prompt that could be computed now, whoever computes it; of a pass, rows of a
+        forward pass that are as much work."""
+        cold = self._begun.get(request.key)
+        if cold is None:
+            return request.num_tokens_to_compute
+        if request.num_computed_tokens < request.adapter_start:
+            return request.adapter_start - request.num_computed_tokens
+        run = cold.run or self._next_pass(cold)
+        return 0 if run is None or self._is_halted(run) else run.part(self._num_ready(run)).num_rows
 
     def takes(self, request: Request, draft: Draft) -> bool:
         """True if a prompt is computed here: by a pass, but for what needs no adapter."""
@@ -193,14 +188,10 @@ class ColdStarts:
             return False
         if request.num_computed_tokens < request.adapter_start:
             draft.prefill(request, request.adapter_start)
-        elif cold.run is None:
-            asked = cold.asked or self._ask(request, request.num_computed_tokens)
-            if asked.decision.route != "wait":
-                cold.asked = asked
-                run = self._pass(request, asked)
-                self._advance(run, draft)
-                # A step that computes nothing begins no pass, and the next may find all there.
-                cold.run = run if run.advances else None
+        elif (run := cold.run or self._next_pass(cold)) is not None:
+            self._advance(run, draft)
+            # A step that computes nothing begins no pass, and the next may find all there.
+            cold.run = cold.run or (run if run.advances else None)
         return True
 
     def close(self, draft: Draft) -> None:
@@ -234,20 +225,20 @@ class ColdStarts:
             run.take(output)
             if output.is_done:
                 self._learn(run, output, now)
-                self._count(cold)
+                self._count_once(cold, "assist" if run.num_host_layers else "layer-wise")
                 cold.run = cold.asked = None
+                self.version += 1  # another choice may take over what it has computed
                 ended.append(Ended(cold.request, len(run.chunk.token_ids), output.token_id))
         return ended, waited_ms
-
-    @property
-    def num_uncounted(self) -> int:
-        """Of those that run, the ones whose route is not counted yet."""
-        return sum(not cold.is_counted for cold in self._begun.values())
 
     def check(self, requests: Iterable[Request]) -> None:
         """Assert the conservation laws; `requests` are all that run."""
         running = {request.key: request for request in requests}
-        assert len(self._begun) <= self.config.max_cold_passes
+        assert len(self._places()) <= self.config.max_cold_passes
+        counts = self.residency.counts
+        num_open = sum(not cold.is_counted for cold in self._begun.values())
+        num_others = num_open + self._num_uncounted_starts
+        assert sum(counts.routes.values()) + num_others == counts.num_uses, "a route is miscounted"
         for key, cold in self._begun.items():
             request = running[key]
             assert cold.request is request, "what has ended is under way"
@@ -257,69 +248,60 @@ class ColdStarts:
                 assert chunk.start == request.num_computed_tokens, "part of a pass was counted"
                 assert list(chunk.block_table) == request.block_table[:size]
 
+    def _places(self) -> list[AdapterKey | None]:
+        """Adapters of those whose prompts are computed here; who has its first token, and waits
+        for the rest of its adapter, computes nothing."""
+        begun = self._begun.values()
+        return [cold.request.adapter for cold in begun if cold.request.row < 0]
+
+    def _has_place(self, request: Request) -> bool:
+        """One adapter has half of the places at most: others may come sooner."""
+        taken, num = self._places(), self.config.max_cold_passes
+        return len(taken) < num and taken.count(request.adapter) < max(1, num // 2)
+
     def _runs(self) -> Iterator[_Pass]:
         return (cold.run for cold in self._begun.values() if cold.run is not None)
 
-    def _open_layers(self) -> dict[AdapterKey, int]:
-        entries = ((key, self.residency.get(key)) for key in self.loads.keys)
-        return {
-            key: entry.num_layers
-            for key, entry in entries
-            if entry is not None and entry.is_open and not entry.is_there
-        }
+    def _link_ms(self, num_bytes: int) -> float:
+        return num_bytes / self.decisions.routes.copy_bytes_per_s * 1e3
 
     def _is_resident(self, request: Request) -> bool:
         return request.adapter is not None and (
             self.residency.state(request.adapter) is State.RESIDENT
         )
 
-    def _ask(self, request: Request, start: int) -> _Asked:
-        """What is best for the next chunk of a prompt, which begins at `start`."""
-        asked = self._asked.get((request.key, start))
-        if asked is None:
-            asked = _Asked(self.routes.choose(self._cold_start(request, start)), self._now)
-            self._asked[request.key, start] = asked
-        return asked
+    def _next_pass(self, cold: _Cold) -> _Pass | None:
+        """What it would begin with now; None if it does best to wait."""
+        request = cold.request
+        asked = cold.asked or self.decisions.decide(request, request.num_computed_tokens)
+        if asked.decision.route == "wait":
+            return None
+        cold.asked = asked
+        return self._pass(request, asked)
 
-    def _cold_start(self, request: Request, start: int) -> ColdStart:
-        key = request.adapter
-        assert key is not None
-        entry = self.residency.get(key)
-        assert entry is not None
-        num_decodes, decode_context = self._decodes
-        return ColdStart(
-            num_tokens=min(request.num_tokens - start, self.config.max_step_tokens),
-            num_context=start,
-            rank=request.submission.rank,
-            bytes_ahead=self.loads.bytes_ahead(key),
-            bytes_left=entry.left_bytes,
-            num_layers=entry.num_layers,
-            of_layers=entry.of_layers,
-            num_decodes=num_decodes,
-            decode_context=decode_context,
-        )
-
-    def _pass(self, request: Request, asked: _Asked) -> _Pass:
+    def _pass(self, request: Request, asked: Decided) -> _Pass:
         start = request.num_computed_tokens
         end = min(request.num_tokens, start + self.config.max_step_tokens)
         assert request.adapter is not None
         entry = self.residency.get(request.adapter)
         assert entry is not None
-        return _Pass(
-            request, request.chunk(request.adapter, start, end), max(1, entry.of_layers), asked
-        )
+        assert entry.of_layers > 0, "its pass would never end"
+        return _Pass(request, request.chunk(request.adapter, start, end), entry.of_layers, asked)
 
     def _advance(self, run: _Pass, draft: Draft) -> None:
         """Give a pass as many layers as it may compute and the step has room for; one at least, so
         that it comes to its end."""
-        ready = self._num_ready(run)
-        if draft.budget <= 0 or ready <= run.num_layers < run.of_layers:
+        if draft.budget <= 0 or self._is_halted(run):
             return
         affordable = max(1, draft.budget * run.of_layers // len(run.chunk.token_ids))
-        run.until_layer, run.advances = min(ready, run.num_layers + affordable), True
+        run.until_layer, run.advances = min(self._num_ready(run), run.num_layers + affordable), True
         part = run.part(run.until_layer)
         draft.passes.append(part)
         draft.budget = max(0, draft.budget - part.num_rows)
+
+    def _is_halted(self, run: _Pass) -> bool:
+        """True if it comes no further now."""
+        return self._num_ready(run) <= run.num_layers < run.of_layers
 
     def _num_ready(self, run: _Pass) -> int:
         is_helped = run.may_assist and not run.is_stuck
@@ -329,34 +311,28 @@ class ColdStarts:
         entry = self.residency.get(run.request.adapter)
         return 0 if entry is None else entry.num_layers
 
-    def _learn_from_waits(self) -> None:
-        for key, (adapter, asked) in list(self._waiting.items()):
-            state = self.residency.state(adapter)
-            if state is State.LOADING:
-                continue
-            del self._waiting[key]
-            if state is State.RESIDENT:
-                self.routes.note_waited(asked.decision, (self._now - asked.at_s) * 1e3)
-
     def _learn(self, run: _Pass, output: ColdOutput, now: float) -> None:
-        decision, at_s = run.asked
-        self.routes.note_first_token(decision, (now - at_s) * 1e3)
+        asked = run.asked
+        self.decisions.routes.note_first_token(asked.decision, (now - asked.at_s) * 1e3)
         if output.num_host_layers:
             num_bytes = run.request.submission.adapter_bytes
             num_bytes = num_bytes * output.num_host_layers // run.of_layers
             num_tokens, layers = len(run.chunk.token_ids), output.num_host_layers
-            self.routes.note_host(num_tokens, num_bytes, output.host_ms, layers)
+            self.decisions.routes.note_host(num_tokens, num_bytes, output.host_ms, layers)
 
     def _leave(self, cold: _Cold) -> None:
-        self._count(cold)
         del self._begun[cold.request.key]
         self.version += 1
 
-    def _count(self, cold: _Cold) -> None:
-        if cold.is_counted:
-            return
-        cold.is_counted = True
-        route = cold.route
-        if cold.run is not None:
-            route = "assist" if cold.run.num_host_layers else "layer-wise"
-        self.residency.counts.count_route(route)
+    def _count_once(self, cold: _Cold, route: Route) -> None:
+        if not cold.is_counted:
+            cold.is_counted = True
+            self._count(cold.request, route)
+
+    def _count(self, request: Request, route: Route) -> None:
+        """Each choice once, however often it begins to run."""
+        if request.is_route_counted:
+            self._num_uncounted_starts += 1
+        else:
+            request.is_route_counted = True
+            self.residency.counts.count_route(route)

@@ -8,8 +8,9 @@ from threading import Lock
 from typing import Protocol
 
 from loraplex.adapters.sizes import AdapterSizes
+from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.mailbox import Mailbox, Message, Withdrawn
-from loraplex.engine.protocol import Abort, Submit, Why
+from loraplex.engine.protocol import Abort, Drop, Submit, Why
 from loraplex.engine.residency_protocol import Pins, Warm
 
 NUM_THREADS = 4
@@ -44,6 +45,8 @@ class Intake:
         """By request: its `Submit`, and what was asked about it since."""
         self._readers: dict[str, list[str]] = {}
         """Requests, by the digest that is being read for them."""
+        self._hints: dict[AdapterKey, list[Warm]] = {}
+        """Hints whose adapter is being read, until it is dropped."""
 
     def put(self, *messages: Message) -> None:
         """Add messages."""
@@ -71,9 +74,13 @@ class Intake:
             case Pins(pinned=pinned) if not all(
                 self._sizes.are_known(pin.adapter) for pin in pinned
             ):
-                self._of_pins.submit(self._read_for, message, *(pin.adapter for pin in pinned))
-            case Warm(adapter=digest) if not self._sizes.are_known(digest):
-                self._of_pins.submit(self._read_for, message, digest)
+                self._of_pins.submit(self._read_pinned, message)
+            case Warm(tenant, digest) if not self._sizes.are_known(digest):
+                self._hints.setdefault(AdapterKey(tenant, digest), []).append(message)
+                self._of_pins.submit(self._read_hinted, AdapterKey(tenant, digest))
+            case Drop(tenant, digest):
+                self._hints.pop(AdapterKey(tenant, digest), None)  # or it would be fetched again
+                self._mailbox.put(message)
             case _:
                 self._mailbox.put(message)
 
@@ -91,9 +98,17 @@ class Intake:
             for request_id in self._readers.pop(digest):
                 self._mailbox.put(*self._held.pop(request_id, ()))
 
-    def _read_for(self, message: Pins | Warm, *digests: str) -> None:
-        self._learn(digests)
-        self._mailbox.put(message)
+    def _read_pinned(self, pins: Pins) -> None:
+        self._learn(pin.adapter for pin in pins.pinned)
+        self._mailbox.put(pins)
+
+    def _read_hinted(self, key: AdapterKey) -> None:
+        with self._lock:
+            is_wanted = key in self._hints
+        if is_wanted:
+            self._learn([key.digest])
+        with self._lock:
+            self._mailbox.put(*self._hints.pop(key, ()))
 
     def _learn(self, digests: Iterable[str]) -> None:
         for digest in digests:

@@ -115,9 +115,9 @@ class Loads:
             return None
         is_there = self._residency.state(key) is State.RESIDENT
         is_first = self._residency.is_unclaimed(key)
+        route = self._waited.get(request.key, "prefetch" if is_first else "resident")
         if not is_there:
             self.demand(request, requests, draft, now)
-        route = self._waited.get(request.key, "prefetch" if is_first else "resident")
         self._residency.acquire(key)
         self.leave(request)
         return route

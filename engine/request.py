@@ -207,6 +207,8 @@ class Request:
     """Its number among admissions, while it runs."""
     row: int = -1
     """Where it is among `DecodeRows`, while it decodes."""
+    is_route_counted: bool = False
+    """Whether it was counted how it came to its adapter."""
     expected_tokens: float = 0.0
     """Output that is expected of it, as predicted when it was looked at last while it waited."""
     request_id: str = field(init=False)

@@ -26,6 +26,7 @@ from loraplex.engine.protocol import Explained, Submit
 from loraplex.engine.refusals import refuse_ids, refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
+from loraplex.engine.route_decisions import RouteDecisions
 from loraplex.engine.routes import Routes
 from loraplex.engine.step_budget import Demand, StepBudget
 from loraplex.engine.waits import WaitClock
@@ -35,8 +36,8 @@ class Scheduler:
     """Continuous batching with chunked prefill.
 
     Each step first gives every decoding request its one token, then goes on with prompts that
-    have begun, those on adapters that are on their way first (`cold_starts`), then admits waiting
-    requests in the order of the policy; how much of prompts it computes is bounded by the deadlines
+    have begun, also on adapters that are on their way (`cold_starts`), then admits waiting requests
+    in the order of the policy; how much of prompts it computes is bounded by the deadlines
     of those that decode (`step_budget`). A request holds KV blocks for all its known tokens from
     admission on, so only decodes can run out of blocks; then the request admitted last gives up its
     own and is recomputed later, or, where the policy does not let it push out others, the one that
@@ -83,9 +84,9 @@ class Scheduler:
         self._loads = Loads(residency, config.max_transfer_bytes)
         self.prefetch = Prefetch(residency, self._loads, config.prefetch)
         self.routes = Routes(costs, config.route, config.num_assistants)
-        self._cold = cold = ColdStarts(
-            config, self.routes, residency, self._loads, self._decoding, policy.yields
-        )
+        seen = residency, self._loads, self._decoding
+        decided = RouteDecisions(self.routes, *seen, config.max_step_tokens)
+        self._cold = cold = ColdStarts(config, *seen, decided)
         self._copy_budget = CopyBudget(config, costs, self.routes)
         self._outlook = Outlook(config, self.blocks, residency, self._loads, costs, lengths, cold)
         self._border = Border(config, self._pool, residency, self._loads)
@@ -182,8 +183,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
-        self._step += 1
-        self._now = now
+        self._step, self._now = self._step + 1, now
         self.blocks.swapping.begin_step()
         self._refuse_overdue(now)
         self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)
@@ -194,7 +194,7 @@ class Scheduler:
         may_start = self._may_admit and self.num_running < self._config.max_running
         if may_start or self._prefilling:
             waiting = (self._num_waiting_tokens, len(self._waiting)) if may_start else (0, 0)
-            demand = Demand.of(self._prefilling.values(), *waiting)
+            demand = Demand.of(map(self._cold.left, self._prefilling.values()), *waiting)
             self._step_budget.bound(draft, demand, self._loads.bytes_in_flight, now)
         self._plan_prefills(draft, yielding=False)
         self._admit(draft, now)
@@ -202,7 +202,8 @@ class Scheduler:
         self.prefetch.start(self._waiting.upcoming(), draft, now)
         self._loads.order(draft)
         self._cold.close(draft)
-        draft.copy_bytes = self._copy_budget.of(draft, self._loads.bytes_in_flight)
+        in_flight = self._loads.bytes_in_flight
+        draft.copy_bytes = self._copy_budget.of(draft, in_flight, self._meter.step_ms)
         return draft.plan(self._step)
 
     def commit(
@@ -248,7 +249,6 @@ class Scheduler:
         draft.decode(yielding=yielding)
 
     def _plan_prefills(self, draft: Draft, *, yielding: bool) -> None:
-        self._cold.advance(draft, yielding=yielding)
         for request in self._prefilling.values():
             if self._waiting.yields(request) is yielding:
                 self._prefill(request, draft)

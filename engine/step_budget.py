@@ -10,7 +10,7 @@ such steps is what "DCP" does (OSDI 2026), whose tail grew by it; here what alig
 put off a bounded number of times.
 """
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from math import inf
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from loraplex.engine.cost_errors import Choice
 from loraplex.engine.cost_features import EDGES, Floats, StepFeatures
 from loraplex.engine.costs_port import StepCosts
 from loraplex.engine.draft import Draft
-from loraplex.engine.request import Request
 
 MAX_DEFERRALS = 4
 """Steps in a row that may leave tokens for later that would have been in time."""
@@ -40,10 +39,11 @@ class Demand(NamedTuple):
     num_prompts: int
 
     @classmethod
-    def of(cls, begun: Collection[Request], num_tokens: int, num_prompts: int) -> "Demand":
-        """Of prompts that have begun, and of so many more with so many tokens."""
-        left = sum(request.num_tokens_to_compute for request in begun)
-        return cls(left + num_tokens, len(begun) + num_prompts)
+    def of(cls, begun: Iterable[int], num_tokens: int, num_prompts: int) -> "Demand":
+        """Of prompts that have begun, by what could be computed of each, and of so many more with
+        so many tokens."""
+        left = [num_left for num_left in begun if num_left]
+        return cls(sum(left) + num_tokens, len(left) + num_prompts)
 
     @property
     def mean_tokens(self) -> float:

@@ -34,6 +34,8 @@ class _Transfer:
     is_to_keep: bool = False
     """The host keeps what is read."""
     future: "Future[None] | None" = None
+    told: Progress | None = None
+    """What the engine has seen of it last."""
     weights: AdapterWeights | None = None
     error: Exception | None = None
 
@@ -57,8 +59,9 @@ class Transfers:
         clock: Callable[[], float] = monotonic,
         link: CopyLink | None = None,
     ) -> None:
-        """`on_arrival` is called from the loading thread, when an adapter has come and when a load
-        has become usable, or more of it; `clock` tells seconds."""
+        """`on_arrival` is called when an adapter has come and when a load has become usable, or
+        more of it: from the loading thread, or from `start` if that was before it was claimed;
+        `clock` tells seconds."""
         self.link = link or CopyLink()
         self._source = source
         self._on_arrival = on_arrival
@@ -99,6 +102,7 @@ class Transfers:
             self.link.want(transfer.passage, is_prefetch=False)
             if transfer.future is not None and transfer.future.cancel():
                 transfer.future = self._demanded.submit(self._run, transfer)
+            self._tell_untold(transfer)
         for key in plan.loads:
             self._begin(key, is_prefetch=False)
         for key in plan.prefetches:
@@ -122,10 +126,9 @@ class Transfers:
 
     def progress(self) -> Iterator[Progress]:
         """How far what is on its way has come."""
-        for key, transfer in self._in_flight.items():
-            progress = transfer.progress
-            is_open = progress.early is not None
-            yield Progress(key, progress.num_layers, progress.of_layers, is_open)
+        for transfer in self._in_flight.values():
+            transfer.told = _progress(transfer)
+            yield transfer.told
 
     @property
     def arriving(self) -> Mapping[AdapterKey, LoadProgress]:
@@ -179,6 +182,11 @@ class Transfers:
         if not passage.is_prefetch:
             self._on_arrival()
 
+    def _tell_untold(self, transfer: _Transfer) -> None:
+        """What came of it since the engine looked, while nobody waited for it, told nobody."""
+        if transfer.progress.early is not None and transfer.told != _progress(transfer):
+            self._tell(transfer.passage)
+
     def _give_up(self, key: AdapterKey) -> None:
         transfer = self._in_flight.pop(key)
         del self._arriving[key]
@@ -205,6 +213,12 @@ class Transfers:
             transfer.weights = self._source.place(transfer.on_host, transfer.progress)
         finally:
             self.link.leave(transfer.passage)
+
+
+def _progress(transfer: _Transfer) -> Progress:
+    progress = transfer.progress
+    is_open = progress.early is not None
+    return Progress(transfer.key, progress.num_layers, progress.of_layers, is_open)
 
 
 def _log_failure(key: AdapterKey, error: Exception) -> None:

@@ -17,7 +17,6 @@ from loraplex.platform.admission import Admission
 from loraplex.platform.catalogue import Catalogue
 from loraplex.platform.ledger_writer import LedgerWriter
 from loraplex.platform.metrics import GatewayMetrics
-from loraplex.platform.open_hints import OpenHints
 from loraplex.platform.open_requests import OpenRequests
 from loraplex.platform.profiles import Profiles
 from loraplex.platform.prompts_of_engine import PromptsOfEngine
@@ -101,7 +100,6 @@ class Services:
     adapter_uses: AdapterUses
     adapter_deletions: AdapterDeletions
     adapter_pins: AdapterPins
-    open_hints: OpenHints
     tenant_deletions: TenantDeletions
     last_used: LastUsed
     admin_last_used: LastUsed
@@ -202,7 +200,6 @@ def build_services(resources: Resources) -> Services:
         metrics=metrics,
         adapter_uses=uses,
         adapter_pins=pins,
-        open_hints=OpenHints(resources.settings.max_tenant_hints, resources.clock),
         adapter_deletions=deletions,
         tenant_deletions=TenantDeletions(resources.database, deletions, resources.now),
         last_used=LastUsed(ApiKey),

@@ -6,12 +6,12 @@ nothing that is kept, costs nothing and promises nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 
 from loraplex.adapters.registry.resolution import ResolvedModel
 from loraplex.engine.errors import EngineUnavailable
 from loraplex.engine.residency_protocol import Tier, Warm
-from loraplex.platform.errors import ModelNotAllowed
+from loraplex.platform.errors import ModelNotAllowed, TooManyHints
 from loraplex.platform.services import Services
 
 
@@ -50,11 +50,19 @@ async def warm(hint: Hint, services: Services) -> Warmed:
     with services.adapter_uses.use() as use:
         target, digest = await _resolve(hint, services)
         use.runs_on(target.name)
-        now_s = services.resources.clock()
-        until_s = services.open_hints.note(hint.tenant_id, digest, hint.ttl_s)
-        engine.warm(Warm(hint.tenant_id, digest, until_s - now_s))
+        ttl_s = _granted_s(hint, digest, services)
+        expires_at = services.resources.now() + timedelta(seconds=ttl_s)
+        engine.warm(Warm(hint.tenant_id, digest, ttl_s))
     tier = await engine.tier(hint.tenant_id, digest)
-    return Warmed(target, digest, tier, datetime.fromtimestamp(until_s, UTC))
+    return Warmed(target, digest, tier, expires_at)
+
+
+def _granted_s(hint: Hint, digest: str, services: Services) -> float:
+    open_s = services.resources.engine.hints_of(hint.tenant_id)
+    max_hints = services.resources.settings.max_tenant_hints
+    if digest not in open_s and len(open_s) >= max_hints:
+        raise TooManyHints(max_hints, min(open_s.values()))
+    return max(hint.ttl_s, open_s.get(digest, 0.0))
 
 
 async def _resolve(hint: Hint, services: Services) -> tuple[ResolvedModel, str]:

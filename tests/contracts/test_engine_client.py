@@ -388,3 +388,12 @@ async def test_a_worker_is_told_of_hints_and_tells_where_one_adapter_is(pair: Pa
     pair.client.warm(Warm("t", "d1", 60.0))
     assert await pair.client.tier("t", "d1") == "store"
     assert pair.engine.hints == [Warm("t", "d1", 60.0)]
+
+
+async def test_a_hint_holds_until_its_end_and_a_repeat_lengthens_it(pair: Pair) -> None:
+    for ttl_s in (60.0, 100.0, 20.0):
+        pair.client.warm(Warm("t", "d1", ttl_s))
+    assert 60.0 < pair.client.hints_of("t")["d1"] <= 100.0
+    assert pair.client.hints_of("u") == {}
+    pair.client.drop("t", "d1")
+    assert pair.client.hints_of("t") == {}

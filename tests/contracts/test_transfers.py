@@ -287,6 +287,23 @@ def test_nobody_is_woken_for_the_layers_of_a_prefetch(layers: InLayers) -> None:
     assert names(layers.transfers.arrivals()) == "a", "the only one is for its end"
 
 
+def test_who_claims_a_prefetch_is_woken_for_what_came_since_the_engine_looked(
+    layers: InLayers,
+) -> None:
+    layers.start(prefetches="a")
+    layers.copy_layer("a")
+    layers.start(claims="a")
+    assert layers.woken.acquire(blocking=False), "a layer came before the claim"
+
+
+def test_a_claim_wakes_nobody_for_what_the_engine_has_seen(layers: InLayers) -> None:
+    layers.start(prefetches="a")
+    layers.copy_layer("a")
+    assert [told.num_layers for told in layers.transfers.progress()] == [1]
+    layers.start(claims="a")
+    assert not layers.woken.acquire(blocking=False)
+
+
 def test_a_copy_that_fails_halfway_arrives_with_the_error_and_wakes_who_waits_for_layers(
     layers: InLayers,
 ) -> None:

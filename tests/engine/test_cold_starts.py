@@ -1,28 +1,33 @@
 """Requests begin on adapters that are on their way."""
 
+import pytest
 from tests.engine import build
-from tests.engine.arriving_world import NUM_LAYERS, World
+from tests.engine.arriving_world import NUM_BYTES, NUM_LAYERS, World
 from tests.engine.simulated_runner import expected_output
 
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.protocol import Sampling
 from loraplex.engine.routes import ColdStart, Decision
+from loraplex.engine.step_budget import Demand
 
 X = AdapterKey("t", "x")
+QUEUE = {"max_waiting_requests": 64, "max_waiting_tokens": 4000}
 
 
-def begun(world: World, request_id: str = "a", **values: object) -> None:
-    """A request whose adapter has two layers of four, in the middle of its pass."""
-    world.add(request_id, adapter="x", **values)
+def begun(world: World, until_layer: int = NUM_LAYERS, **values: object) -> None:
+    """A request whose adapter has two layers of four, in the middle of its pass, which may come as
+    far as this in its first step: to the last layer, if it is alone there."""
+    world.add("a", adapter="x", **values)
     world.step()
     world.come("x", 2)
     world.step()
-    assert world.passes == {request_id: (2 if world.plan.cold[0].wait_ms == 0 else 4, True)}
+    assert world.passes == {"a": (until_layer, True)}
 
 
 def test_a_request_begins_on_the_layers_that_have_come() -> None:
     world = World()
     world.add("b")
-    begun(world, max_tokens=1)
+    begun(world, until_layer=2, max_tokens=1)
     assert world.tokens.keys() == {"b"}
     world.come("x", NUM_LAYERS)
     world.step()
@@ -32,7 +37,7 @@ def test_a_request_begins_on_the_layers_that_have_come() -> None:
 def test_decodes_get_their_tokens_in_every_step_while_a_pass_waits_for_layers() -> None:
     world = World()
     world.add("b", max_tokens=9)
-    begun(world)
+    begun(world, until_layer=2)
     for _ in range(3):
         before = len(world.tokens["b"])
         world.step()
@@ -121,6 +126,35 @@ def test_what_the_host_helped_to_its_first_token_decodes_when_its_adapter_is_the
     assert world.tokens["a"] == expected_output(build.submit("a").prompt, X, 3, build.EOS)
 
 
+def test_who_begins_on_a_prefetch_that_is_there_before_its_pass_is_the_one_it_was_for() -> None:
+    world = World(prefetch="queue")
+    assert world.scheduler.prefetch.warm(X, NUM_BYTES, until_s=1e9)
+    world.step()
+    assert world.plan.prefetches == (X,)
+    world.come("x", 0)
+    world.add("a", adapter="x")
+    world.step()
+    assert world.plan.claims == (X,)
+    world.arrive("x")
+    world.step()
+    assert world.residency.counts.routes == {"prefetch": 1}
+
+
+def test_nobody_counts_on_the_host_when_its_processes_are_gone() -> None:
+    world = World("assist")
+    world.add("a", adapter="x")
+    world.step()
+    world.come("x", 0)
+    world.add("b")
+    plan = world.scheduler.plan(world.now)
+    assert plan.cold[0].may_assist
+    world.scheduler.fail_step(plan, "broken")
+    world.add("c", adapter="x")
+    world.scheduler.routes.num_assistants = 0
+    world.step()
+    assert not world.plan.cold
+
+
 def test_what_needs_no_adapter_is_computed_before_any_layer_has_come() -> None:
     world = World()
     world.add("a", adapter="x", num_prompt_tokens=8, adapter_start=5)
@@ -147,6 +181,92 @@ def test_no_more_passes_are_under_way_than_may_be() -> None:
     assert {"a", "b"} <= world.tokens.keys()
 
 
+def test_one_adapter_takes_half_of_the_places_and_who_only_waits_to_decode_takes_none() -> None:
+    world = World(max_cold_passes=2)
+    for name in "abc":
+        world.add(name, adapter="x")
+    world.add("d", adapter="y")
+    world.step()
+    world.come("x", 2)
+    world.come("y", 2)
+    world.step()
+    assert world.passes.keys() == {"a", "d"}
+
+
+def test_who_has_its_first_token_leaves_its_place_to_others() -> None:
+    world = World("assist", max_cold_passes=1)
+    world.add("a", adapter="x")
+    world.add("b", adapter="x")
+    world.step()
+    world.come("x", 0)
+    world.step()
+    assert world.tokens.keys() == {"a"}
+    world.step()
+    assert world.tokens.keys() == {"a", "b"}
+
+
+def test_other_choices_begin_as_soon_as_the_prompt_that_they_share_is_computed() -> None:
+    world = World("assist", max_cold_passes=8)
+    world.add("b", max_tokens=9)
+    sampling = Sampling(max_tokens=3, n=3, seed=1)
+    world.add("a", adapter="x", num_prompt_tokens=16, sampling=sampling)
+    world.step()
+    world.come("x", 0)
+    for until_layer in (3, NUM_LAYERS):
+        world.step()
+        assert world.passes == {"a": (until_layer, True)}
+    world.step()
+    assert world.passes == {"a#1": (NUM_LAYERS, True)}, "no layer has come since"
+
+
+def test_a_prompt_that_was_admitted_before_a_pass_takes_its_part_of_the_step_first() -> None:
+    world = World(max_step_tokens=16)
+    world.add("b", adapter="x", num_prompt_tokens=16)
+    world.add("a", adapter="y", num_prompt_tokens=16)
+    world.step()
+    world.come("x", 0)
+    world.come("y", 2)
+    world.step(ms=1.0)
+    assert world.passes.keys() == {"a"}
+    world.arrive("x")
+    world.come("y", NUM_LAYERS)
+    world.step()
+    assert world.tokens.keys() == {"b"}
+    assert not world.plan.cold[0].advances
+
+
+def test_what_cannot_be_computed_yet_is_no_demand() -> None:
+    world = World(min_learned_steps=0, min_prefill_tokens=1)
+    world.add("b", max_tokens=9)
+    begun(world, until_layer=2, num_prompt_tokens=16)
+    asked: list[Demand] = []
+    world.scheduler._step_budget.bound = lambda draft, demand, *_: asked.append(demand)
+    world.step()
+    world.come("x", 3)
+    world.step()
+    assert asked == [Demand(0, 0), Demand(4, 1)], "a quarter of the layers, of sixteen tokens"
+
+
+def test_a_choice_is_counted_once_however_often_it_begins_to_run() -> None:
+    world = World(num_blocks=12, prefix_cache=False)
+    for name in "ab":
+        world.add(name, adapter="x", num_prompt_tokens=20, max_tokens=20)
+    world.step()
+    world.arrive("x")
+    while world.scheduler.has_work:
+        world.step()
+    assert world.residency.counts.num_uses > 2, "nobody was preempted"
+    assert world.residency.counts.routes == {"wait": 1, "join": 1}
+
+
+def test_a_pass_that_is_given_up_counts_as_none() -> None:
+    world = World()
+    begun(world)
+    world.scheduler.abort("a", world.now)
+    world.step()
+    assert world.residency.counts.routes == {}
+
+
 def test_a_pass_takes_of_the_step_what_its_layers_cost() -> None:
     world = World(max_step_tokens=16)
     world.add("a", adapter="x", num_prompt_tokens=16)
@@ -158,7 +278,7 @@ def test_a_pass_takes_of_the_step_what_its_layers_cost() -> None:
     assert world.plan.num_tokens == 8
 
 
-def test_the_link_is_bounded_only_while_somebody_decodes_and_by_what_is_swapped() -> None:
+def test_the_link_is_bounded_only_while_somebody_decodes() -> None:
     world = World()
     world.scheduler.routes.copy_bytes_per_s = 5000.0
     world.add("b", max_tokens=9)
@@ -166,6 +286,31 @@ def test_the_link_is_bounded_only_while_somebody_decodes_and_by_what_is_swapped(
     assert world.plan.copy_bytes is None
     world.step()
     assert world.plan.copy_bytes == 5, "a step of one token takes a millisecond"
+
+
+def test_as_long_as_costs_are_not_learned_the_link_is_bounded_by_how_long_a_step_took() -> None:
+    world = World(min_learned_steps=2000)
+    world.scheduler.routes.copy_bytes_per_s = 5000.0
+    world.add("b", max_tokens=9)
+    world.step(ms=4.0)
+    world.step()
+    assert world.plan.copy_bytes == 20
+
+
+@pytest.mark.parametrize(("link_bytes", "left_bytes"), [(1000, 760), (100, 13)])
+def test_adapters_get_what_swapped_blocks_leave_of_the_link_and_a_small_part_in_any_case(
+    link_bytes: int, left_bytes: int
+) -> None:
+    swaps = {"num_host_blocks": 16, "copy_ms_per_block": 0.1, "kv_block_bytes": 40}
+    world = World(num_blocks=12, prefix_cache=False, **swaps)
+    world.scheduler.routes.copy_bytes_per_s = 1000.0 * link_bytes
+    for name in "ab":
+        world.add(name, num_prompt_tokens=20, max_tokens=20)
+    while not world.plan.copies_out:
+        world.step()
+    (copy,) = world.plan.copies_out
+    assert (len(world.plan.decodes), len(copy.host_blocks)) == (1, 6)
+    assert world.plan.copy_bytes == left_bytes
 
 
 def test_a_request_for_which_waiting_was_best_teaches_how_long_that_took() -> None:
@@ -233,3 +378,50 @@ def test_what_is_held_until_its_adapter_is_there_decodes_beside_nobody() -> None
     world.add("b", adapter="x")
     world.step()
     assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(0, 0)]
+
+
+def test_of_many_that_wait_so_many_are_asked_for_in_a_step_and_the_others_in_the_next() -> None:
+    world = World("choose", max_running=40, num_blocks=400, **QUEUE)
+    world.scheduler.routes.copy_bytes_per_s = 1e12
+    for number in range(40):
+        world.add(f"a{number}", adapter="x", num_prompt_tokens=1 + number % 20)
+    world.step()
+    asked = watched(world)
+    world.come("x", 1)
+    counts = []
+    for _ in range(4):
+        world.step()
+        counts.append(len(asked))
+    assert counts == [16, 32, 40, 40]
+
+
+def test_one_that_waits_is_asked_for_again_once_in_each_eighth_of_the_copy() -> None:
+    world = World("choose")
+    world.scheduler.routes.copy_bytes_per_s = 1e12
+    world.add("a", adapter="x")
+    world.step()
+    asked = watched(world)
+    for num_layers in range(32):
+        world.residency.note_layers(X, num_layers, 32, is_open=True)
+        world.step()
+    assert [cold.num_layers for cold in asked] == list(range(0, 32, 4))
+
+
+def test_a_request_is_predicted_to_run_until_its_adapter_has_come_and_it_has_decoded() -> None:
+    world = World(max_step_tokens=16)
+    world.scheduler.routes.copy_bytes_per_s = 8.0
+    world.add("b", max_tokens=30)
+    for _ in range(3):
+        world.step()
+    world.add("w", adapter="w")
+    world.add("a", adapter="x", num_prompt_tokens=6)
+    world.step()
+    outlook, request = world.scheduler._outlook, world.scheduler._requests["a"]
+    world.come("w", 2)
+    world.come("x", 1)
+    decoding_ms = outlook._output_left(request) * outlook._step_ms
+    # Half of an adapter of 8 bytes comes first, then three quarters of its own.
+    assert outlook.predicted_run_ms(request) == pytest.approx(500 + 750 + decoding_ms)
+    world.arrive("w")
+    world.arrive("x")
+    assert outlook.predicted_run_ms(request) == pytest.approx(outlook._step_ms + decoding_ms)

@@ -10,8 +10,8 @@ from tests.engine import build
 from loraplex.adapters.sizes import AdapterSizes, StoredSizes
 from loraplex.engine.intake import Intake
 from loraplex.engine.mailbox import Mailbox, Message, Withdrawn
-from loraplex.engine.protocol import Abort, Why
-from loraplex.engine.residency_protocol import Pin, Pins
+from loraplex.engine.protocol import Abort, Drop, Why
+from loraplex.engine.residency_protocol import Pin, Pins, Warm
 
 TIMEOUT_S = 30
 
@@ -106,6 +106,22 @@ def test_pins_come_once_all_are_known_and_no_request_waits_behind_them(world: Wo
     allowed.set()
     assert world.take(1) == [pins]
     assert all(world.sizes.are_known(pin.adapter) for pin in pins.pinned)
+
+
+def test_a_hint_for_what_was_dropped_while_it_was_held_never_comes(world: World) -> None:
+    allowed = world.reader.hold("first")
+    first, gone, kept = (Warm("t", name, 60.0) for name in ("first", "gone", "kept"))
+    others = Warm("u", "first", 60.0)
+    world.intake.put(first, others, gone, kept)
+    assert world.reader.begun.get(timeout=TIMEOUT_S) == "first"
+    drops = [Drop("t", "first"), Drop("t", "gone")]
+    world.intake.put(*drops)
+    assert world.take(2) == drops
+    again = Warm("t", "gone", 30.0)
+    world.intake.put(again)
+    allowed.set()
+    assert world.take(3) == [others, again, kept]
+    assert world.reader.read == ["first", "gone", "kept"]
 
 
 def test_what_cannot_be_read_is_told_to_the_engine_without_another_try(world: World) -> None:

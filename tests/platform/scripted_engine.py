@@ -4,6 +4,7 @@ It keeps the contract of `EngineClient`; the contract's tests run on it and on t
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Literal
@@ -17,6 +18,7 @@ from loraplex.engine.errors import (
     EngineUnavailable,
     RequestFailed,
 )
+from loraplex.engine.hints_sent import HintsSent
 from loraplex.engine.journal_protocol import JournalReport, JournalTotals
 from loraplex.engine.protocol import (
     Explained,
@@ -164,6 +166,7 @@ class ScriptedEngine:
         self.dropped: list[tuple[str, str]] = []
         self.pins: Pins | None = None
         self.hints: list[Warm] = []
+        self._hints_sent = HintsSent(time.monotonic)
         self.report = residency_report(0)
         self.journaled = ScriptedJournal()
         self.journal_failure = ""
@@ -232,13 +235,18 @@ class ScriptedEngine:
         return run.ending
 
     def drop(self, tenant: str, adapter: str) -> None:
+        self._hints_sent.end(tenant, adapter)
         self.dropped.append((tenant, adapter))
 
     def pin(self, pins: Pins) -> None:
         self.pins = pins
 
     def warm(self, hint: Warm) -> None:
+        self._hints_sent.note(hint)
         self.hints.append(hint)
+
+    def hints_of(self, tenant: str) -> dict[str, float]:
+        return self._hints_sent.of(tenant)
 
     async def tier(self, tenant: str, adapter: str) -> Tier | None:
         if not self.is_connected:

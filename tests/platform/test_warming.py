@@ -10,8 +10,6 @@ from tests.platform.test_adapter_api import Api, api  # noqa: F401  a fixture
 from tests.platform.test_permissions import key_of, send
 
 from loraplex.engine.residency_protocol import AdapterRow, Warm
-from loraplex.platform.errors import TooManyHints
-from loraplex.platform.open_hints import OpenHints
 from loraplex.tenants import audit, directory
 from loraplex.tenants.audit import CLI, Act
 from loraplex.tenants.key_changes import NewKey
@@ -202,17 +200,14 @@ async def test_of_calls_at_once_no_more_than_the_bound_are_taken(
     assert (await send(gateway, key, "POST", "/v1/adapters/a/warm")).status_code == 202
 
 
-def test_hints_end_by_the_clock_and_a_repeat_never_shortens_one() -> None:
-    now = [100.0]
-    open_hints = OpenHints(2, lambda: now[0])
-    assert open_hints.note("t", "a", 60.0) == 160.0
-    assert open_hints.note("t", "b", 30.0) == 130.0
-    assert open_hints.note("t", "a", 10.0) == 160.0
-    with pytest.raises(TooManyHints) as full:
-        open_hints.note("t", "c", 60.0)
-    assert full.value.retry_after_s == 30.0
-    assert open_hints.note("u", "c", 60.0) == 160.0
-    now[0] = 130.0
-    assert open_hints.note("t", "c", 60.0) == 190.0
-    with pytest.raises(TooManyHints):
-        open_hints.note("t", "b", 60.0)
+async def test_the_hint_of_a_version_that_is_gone_leaves_its_place_to_another(
+    gateway: Gateway,
+) -> None:
+    names = [f"a{number}" for number in range(9)]
+    for name in names:
+        await gateway.publish(name, f"digest-{name}")
+    answers = [await gateway.client.post(f"/v1/adapters/{name}/warm") for name in names]
+    assert [answer.status_code for answer in answers] == [202] * 8 + [429]
+    assert (await gateway.client.delete("/v1/adapters/a3")).is_success
+    await gateway.services.adapter_deletions.sweep()
+    assert (await gateway.client.post("/v1/adapters/a8/warm")).status_code == 202

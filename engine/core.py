@@ -146,9 +146,8 @@ class Engine(Generic[Batch]):
         self._asides = Events()
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepReport:
-        """Take messages, plan, launch, collect, commit. Never waits for a client; for a load only
-        where nothing else is computed, up to the plan's `wait_ms` and until a message comes; and
-        for what the host was asked of layers that have not come, as long as it computes.
+        """Take messages, plan, launch, collect, commit. Never waits for a client; for a load as
+        `ColdChunk.wait_ms` says, and for what the host was asked to compute in its place.
 
         While the device computes, `meanwhile` is called and new requests are queued; aborts, and
         whatever else could change the step, wait for its end."""

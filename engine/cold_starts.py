@@ -18,54 +18,15 @@ from loraplex.adapters.residency_counts import Route
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.decode_rows import DecodeRows
-from loraplex.engine.draft import Draft, PassPart
+from loraplex.engine.draft import Draft
 from loraplex.engine.loads import Loads
-from loraplex.engine.plan import Chunk, ColdChunk, ColdOutput
+from loraplex.engine.plan import ColdChunk, ColdOutput
+from loraplex.engine.prompt_pass import Decided, PromptPass
 from loraplex.engine.request import Request, Status
-from loraplex.engine.routes import ColdStart, Decision, Routes
+from loraplex.engine.routes import ColdStart, Routes
 
 MAX_WAIT_MS = 20.0
 """How long a step that computes nothing else may wait for layers; a message ends it before."""
-
-
-class _Decided(NamedTuple):
-    """What is best for a request, and when that was found."""
-
-    decision: Decision
-    at_s: float
-
-
-@dataclass(slots=True, eq=False)
-class _Pass:
-    """One chunk on its way through the layers."""
-
-    request: Request
-    chunk: Chunk
-    of_layers: int
-    asked: _Decided
-    num_layers: int = 0
-    """Computed so far; of these, by the host; and that may have been after this step."""
-    num_host_layers: int = 0
-    until_layer: int = 0
-    advances: bool = False
-    """In this step."""
-    is_stuck: bool = False
-    """True if it did not come further when it last could: the host does not help it."""
-
-    @property
-    def may_assist(self) -> bool:
-        return self.asked.decision.route == "assist"
-
-    def take(self, output: ColdOutput) -> None:
-        """It has come so far."""
-        has_tried = self.advances or self.is_stuck
-        self.is_stuck = has_tried and output.num_layers == self.num_layers
-        self.num_layers, self.num_host_layers = output.num_layers, output.num_host_layers
-
-    def part(self, until_layer: int) -> PassPart:
-        """What it takes to come so far."""
-        part = (until_layer - self.num_layers) / self.of_layers
-        return PassPart(self.request, len(self.chunk.token_ids), self.chunk.start, part)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +36,10 @@ class _Cold:
     request: Request
     route: Route
     """How it will have come to its adapter, if no pass of it begins."""
-    asked: _Decided | None = None
+    asked: Decided | None = None
     """What stands for its next chunk, since it goes on: were it asked again before a layer lets its
     pass begin, what was to be tried would never be."""
-    run: _Pass | None = None
+    run: PromptPass | None = None
     is_counted: bool = False
 
 
@@ -103,9 +64,9 @@ class ColdStarts:
     """Changes with `may_start` of any request."""
     _begun: dict[str, _Cold] = field(default_factory=dict)
     """In the order in which they began."""
-    _asked: dict[tuple[str, int], _Decided] = field(default_factory=dict)
+    _asked: dict[tuple[str, int], Decided] = field(default_factory=dict)
     """Since the last layer came, by request and where its chunk begins."""
-    _waiting: dict[str, tuple[AdapterKey, _Decided]] = field(default_factory=dict)
+    _waiting: dict[str, tuple[AdapterKey, Decided]] = field(default_factory=dict)
     """Requests that were found to do best to wait, and when that was first."""
     _seen: dict[AdapterKey, int] = field(default_factory=dict)
     """Open adapters, and how many layers of each had come."""
@@ -195,7 +156,9 @@ class ColdStarts:
         if request.num_computed_tokens < request.adapter_start:
             return request.adapter_start - request.num_computed_tokens
         run = cold.run or self._next_pass(cold)
-        return 0 if run is None or self._is_halted(run) else run.part(self._num_ready(run)).num_rows
+        if run is None or self._is_halted(run):
+            return 0
+        return run.next(run.reach(self._num_ready(run))).num_rows
 
     def takes(self, request: Request, draft: Draft) -> bool:
         """True if a prompt is computed here: by a pass, but for what needs no adapter."""
@@ -217,12 +180,9 @@ class ColdStarts:
         for run in runs:
             wait_ms = 0.0
             if is_alone and run.advances:
-                affordable = draft.budget * run.of_layers // len(run.chunk.token_ids)
-                run.until_layer = min(run.of_layers, run.until_layer + affordable)
-                wait_ms = MAX_WAIT_MS
-            draft.cold.append(
-                ColdChunk(run.chunk, run.until_layer, run.may_assist, wait_ms, run.advances)
-            )
+                run.until_layer, wait_ms = run.of_layers, MAX_WAIT_MS
+            bounds = (run.until_layer, run.may_assist, wait_ms, run.advances, run.until_part)
+            draft.cold.append(ColdChunk(run.chunk, *bounds))
 
     def take(
         self, draft: Draft, told: Mapping[str, ColdOutput], now: float
@@ -237,9 +197,9 @@ class ColdStarts:
             if run is None:
                 continue
             output = told[cold.request.key]
-            if output.is_done or output.num_layers > run.num_layers:
+            if output.part > run.part:
                 is_assisted = output.num_host_layers > run.num_host_layers
-                part = run.part(output.num_layers)
+                part = run.next(output.part)
                 draft.passes.append(part._replace(is_assisted=is_assisted))
             waited_ms += output.waited_ms
             run.take(output)
@@ -279,7 +239,7 @@ class ColdStarts:
         taken, num = self._places(), self.config.max_cold_passes
         return len(taken) < num and taken.count(request.adapter) < max(1, num // 2)
 
-    def _runs(self) -> Iterator[_Pass]:
+    def _runs(self) -> Iterator[PromptPass]:
         return (cold.run for cold in self._begun.values() if cold.run is not None)
 
     def _open_layers(self) -> dict[AdapterKey, int]:
@@ -295,11 +255,11 @@ class ColdStarts:
             self.residency.state(request.adapter) is State.RESIDENT
         )
 
-    def _ask(self, request: Request, start: int) -> _Decided:
+    def _ask(self, request: Request, start: int) -> Decided:
         """What is best for the next chunk of a prompt, which begins at `start`."""
         asked = self._asked.get((request.key, start))
         if asked is None:
-            asked = _Decided(self.routes.choose(self._cold_start(request, start)), self._now)
+            asked = Decided(self.routes.choose(self._cold_start(request, start)), self._now)
             self._asked[request.key, start] = asked
         return asked
 
@@ -321,7 +281,7 @@ class ColdStarts:
             decode_context=decode_context,
         )
 
-    def _next_pass(self, cold: _Cold) -> _Pass | None:
+    def _next_pass(self, cold: _Cold) -> PromptPass | None:
         """What it would begin with now; None if it does best to wait."""
         request = cold.request
         asked = cold.asked or self._ask(request, request.num_computed_tokens)
@@ -330,31 +290,32 @@ class ColdStarts:
         cold.asked = asked
         return self._pass(request, asked)
 
-    def _pass(self, request: Request, asked: _Decided) -> _Pass:
+    def _pass(self, request: Request, asked: Decided) -> PromptPass:
         start = request.num_computed_tokens
         end = min(request.num_tokens, start + self.config.max_step_tokens)
         assert request.adapter is not None
         entry = self.residency.get(request.adapter)
         assert entry is not None
         assert entry.of_layers > 0, "its pass would never end"
-        return _Pass(request, request.chunk(request.adapter, start, end), entry.of_layers, asked)
+        return PromptPass(
+            request, request.chunk(request.adapter, start, end), entry.of_layers, asked
+        )
 
-    def _advance(self, run: _Pass, draft: Draft) -> None:
-        """Give a pass as many layers as it may compute and the step has room for; one at least, so
-        that it comes to its end."""
+    def _advance(self, run: PromptPass, draft: Draft) -> None:
+        """Let a pass compute what it may and the step has room for."""
         if draft.budget <= 0 or self._is_halted(run):
             return
-        affordable = max(1, draft.budget * run.of_layers // len(run.chunk.token_ids))
-        run.until_layer, run.advances = min(self._num_ready(run), run.num_layers + affordable), True
-        part = run.part(run.until_layer)
+        run.until_layer, run.advances = self._num_ready(run), True
+        run.until_part = min(1.0, run.part + draft.budget / len(run.chunk.token_ids))
+        part = run.next(min(run.until_part, run.reach(run.until_layer)))
         draft.passes.append(part)
         draft.budget = max(0, draft.budget - part.num_rows)
 
-    def _is_halted(self, run: _Pass) -> bool:
+    def _is_halted(self, run: PromptPass) -> bool:
         """True if it comes no further now."""
         return self._num_ready(run) <= run.num_layers < run.of_layers
 
-    def _num_ready(self, run: _Pass) -> int:
+    def _num_ready(self, run: PromptPass) -> int:
         is_helped = run.may_assist and not run.is_stuck
         if is_helped or self._is_resident(run.request):
             return run.of_layers
@@ -371,7 +332,7 @@ class ColdStarts:
             if state is State.RESIDENT:
                 self.routes.note_waited(asked.decision, (self._now - asked.at_s) * 1e3)
 
-    def _learn(self, run: _Pass, output: ColdOutput, now: float) -> None:
+    def _learn(self, run: PromptPass, output: ColdOutput, now: float) -> None:
         decision, at_s = run.asked
         self.routes.note_first_token(decision, (now - at_s) * 1e3)
         if output.num_host_layers:

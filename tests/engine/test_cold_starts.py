@@ -274,3 +274,21 @@ def test_what_is_held_until_its_adapter_is_there_decodes_beside_nobody() -> None
     world.add("b", adapter="x")
     world.step()
     assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(0, 0)]
+
+
+def test_a_pass_gets_what_the_step_has_left_even_if_its_adapter_touches_few_layers() -> None:
+    world = World(max_step_tokens=16)
+    world.add("a", adapter="x", num_prompt_tokens=16, max_tokens=1)
+    world.step()
+    world.add("b", num_prompt_tokens=28)
+    world.step()
+    world.runner.layers[X] = 1, 2
+    world.residency.note_layers(X, 1, 2, is_open=True)
+    world.step()
+    (cold,) = world.plan.cold
+    assert (world.plan.num_tokens, cold.until_part) == (12, 4 / 16)
+    assert [part.num_rows for part in world.scheduler._draft.passes] == [4]
+    world.runner.layers[X] = 2, 2
+    world.residency.finish_load(X)
+    world.step()
+    assert world.tokens["a"] == expected_output(build.submit("a", 16).prompt, X, 1, build.EOS)

@@ -21,7 +21,13 @@ from loraplex.engine.protocol import (
     Verified,
     Verify,
 )
-from loraplex.engine.residency_protocol import Pin, ResidencyQuery, ResidencyReport, Tier
+from loraplex.engine.residency_protocol import (
+    ResidencyQuery,
+    ResidencyReport,
+    Tier,
+    TierQuery,
+    TierReport,
+)
 
 QUERY_TIMEOUT_S = 1.0
 JOURNAL_TIMEOUT_S = 30.0
@@ -29,7 +35,7 @@ JOURNAL_TIMEOUT_S = 30.0
 VERIFY_TIMEOUT_S = 240.0
 """For a test and those before it. One takes seconds, and at most a minute or two."""
 
-Answer = MetricsText | ResidencyReport | JournalReport | JournalTotals | Verified
+Answer = MetricsText | ResidencyReport | TierReport | JournalReport | JournalTotals | Verified
 
 
 class Queries:
@@ -40,6 +46,9 @@ class Queries:
         self._send = send
         self._open: dict[int, asyncio.Future[Answer | None]] = {}
         self._ids = itertools.count()
+        self._tiers: dict[tuple[str, str], asyncio.Task[Tier | None]] = {}
+        """One question for each adapter, however many ask at once: tenants ask, and the engine
+        answers between its steps."""
 
     async def metrics(self) -> str:
         """See `EngineClient.metrics`."""
@@ -53,12 +62,12 @@ class Queries:
 
     async def tier(self, tenant: str, adapter: str) -> Tier | None:
         """See `EngineClient.tier`."""
-        only = Pin(tenant, adapter)
-        answer = await self._ask(lambda query_id: ResidencyQuery(query_id, only), QUERY_TIMEOUT_S)
-        if not isinstance(answer, ResidencyReport):
-            return None
-        tiers = (row.tier for row in answer.adapters if Pin(row.tenant, row.adapter) == only)
-        return next(tiers, "store")
+        key = tenant, adapter
+        asking = self._tiers.get(key)
+        if asking is None:
+            asking = self._tiers[key] = asyncio.create_task(self._ask_tier(tenant, adapter))
+            asking.add_done_callback(lambda _: self._tiers.pop(key))
+        return await asyncio.shield(asking)
 
     async def journal(
         self, request_ids: Sequence[str], accepted_from_s: float
@@ -103,6 +112,12 @@ class Queries:
         for query in self._open.values():
             if not query.done():
                 query.set_result(None)
+
+    async def _ask_tier(self, tenant: str, adapter: str) -> Tier | None:
+        answer = await self._ask(
+            lambda query_id: TierQuery(query_id, tenant, adapter), QUERY_TIMEOUT_S
+        )
+        return answer.tier if isinstance(answer, TierReport) else None
 
     async def _ask(
         self,

@@ -16,14 +16,14 @@ from typing import NamedTuple
 from loraplex.adapters.residency import Residency, State
 from loraplex.adapters.residency_counts import Route
 from loraplex.adapters.spec import AdapterKey
+from loraplex.engine.begun_pass import BegunPass
 from loraplex.engine.config import SchedulerConfig
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.draft import Draft
 from loraplex.engine.loads import Loads
 from loraplex.engine.plan import ColdChunk, ColdOutput
-from loraplex.engine.prompt_pass import Decided, PromptPass
 from loraplex.engine.request import Request, Status
-from loraplex.engine.routes import ColdStart, Routes
+from loraplex.engine.route_decisions import Decided, RouteDecisions
 
 MAX_WAIT_MS = 20.0
 """How long a step that computes nothing else may wait for layers; a message ends it before."""
@@ -39,7 +39,7 @@ class _Cold:
     asked: Decided | None = None
     """What stands for its next chunk, since it goes on: were it asked again before a layer lets its
     pass begin, what was to be tried would never be."""
-    run: PromptPass | None = None
+    run: BegunPass | None = None
     is_counted: bool = False
 
 
@@ -56,23 +56,14 @@ class ColdStarts:
     """See above. Belongs to one scheduler."""
 
     config: SchedulerConfig
-    routes: Routes
     residency: Residency
     loads: Loads
     decoding: DecodeRows
+    decisions: RouteDecisions
     version: int = 0
     """Changes with `may_start` of any request."""
     _begun: dict[str, _Cold] = field(default_factory=dict)
     """In the order in which they began."""
-    _asked: dict[tuple[str, int], Decided] = field(default_factory=dict)
-    """Since the last layer came, by request and where its chunk begins."""
-    _waiting: dict[str, tuple[AdapterKey, Decided]] = field(default_factory=dict)
-    """Requests that were found to do best to wait, and when that was first."""
-    _seen: dict[AdapterKey, int] = field(default_factory=dict)
-    """Open adapters, and how many layers of each had come."""
-    _decodes: tuple[int, int] = 0, 0
-    """`DecodeRows.load`, while adapters are open."""
-    _now: float = 0.0
     _looked_version: int = 0
     """When `look` was called last."""
     _num_uncounted_starts: int = 0
@@ -81,10 +72,8 @@ class ColdStarts:
 
     def look(self, now: float) -> bool:
         """See what has come since the last step; true if others may start now. Before each plan."""
-        self._now = now
         if self.config.route == "wait":
             return False
-        self._learn_from_waits()
         for cold in list(self._begun.values()):
             if cold.run is not None:
                 cold.run.until_layer, cold.run.advances = cold.run.num_layers, False
@@ -93,13 +82,7 @@ class ColdStarts:
                 self._leave(cold)
                 if cold.request.row >= 0:
                     self.decoding.go_on(cold.request)
-        seen = self._open_layers()
-        if seen:
-            self._decodes = self.decoding.load()
-        if seen != self._seen:
-            self._seen = seen
-            self._asked.clear()
-            self.version += 1
+        self.version += self.decisions.look(now)
         has_changed = self.version != self._looked_version
         self._looked_version = self.version
         return has_changed
@@ -118,12 +101,19 @@ class ColdStarts:
         num_cached = cached_tokens(request)
         if num_cached < request.adapter_start:
             return True  # so much of it needs no adapter
-        asked = self._ask(request, num_cached)
-        if asked.decision.route != "wait":
-            return True
-        assert request.adapter is not None
-        self._waiting.setdefault(request.key, (request.adapter, asked))
-        return False
+        return self.decisions.may_begin(request, num_cached)
+
+    def copy_ms(self, request: Request) -> float:
+        """Until all of its adapter is there, by the link's rate; 0 if none of it is on its way."""
+        key = request.adapter
+        entry = None if key is None else self.residency.get(key)
+        if key is None or entry is None or entry.is_there:
+            return 0.0
+        return self._link_ms(self.loads.bytes_ahead(key) + entry.left_bytes)
+
+    def loads_ms(self) -> float:
+        """Until all loads that are under way are there, by the link's rate."""
+        return self._link_ms(self.loads.left_bytes)
 
     def started(self, request: Request, route: Route | None) -> None:
         """It runs; it has come to its adapter by `route`, if that is there."""
@@ -133,7 +123,7 @@ class ColdStarts:
             self._count(request, route)
             return
         self._begun[request.key] = _Cold(request, route)
-        self._waiting.pop(request.key, None)
+        self.decisions.began(request)
         self.version += 1
 
     def holds(self, request: Request) -> bool:
@@ -190,6 +180,7 @@ class ColdStarts:
         """Learn how far passes have come, by `now`, which is what the step is charged for. Return
         those that are done, and the ms for which the step stood still for layers."""
         draft.passes.clear()
+        draft.ended_s = now
         ended: list[Ended] = []
         waited_ms = 0.0
         for cold in self._begun.values():
@@ -239,69 +230,38 @@ class ColdStarts:
         taken, num = self._places(), self.config.max_cold_passes
         return len(taken) < num and taken.count(request.adapter) < max(1, num // 2)
 
-    def _runs(self) -> Iterator[PromptPass]:
+    def _runs(self) -> Iterator[BegunPass]:
         return (cold.run for cold in self._begun.values() if cold.run is not None)
 
-    def _open_layers(self) -> dict[AdapterKey, int]:
-        entries = ((key, self.residency.get(key)) for key in self.loads.keys)
-        return {
-            key: entry.num_layers
-            for key, entry in entries
-            if entry is not None and entry.is_open and not entry.is_there
-        }
+    def _link_ms(self, num_bytes: int) -> float:
+        return num_bytes / self.decisions.routes.copy_bytes_per_s * 1e3
 
     def _is_resident(self, request: Request) -> bool:
         return request.adapter is not None and (
             self.residency.state(request.adapter) is State.RESIDENT
         )
 
-    def _ask(self, request: Request, start: int) -> Decided:
-        """What is best for the next chunk of a prompt, which begins at `start`."""
-        asked = self._asked.get((request.key, start))
-        if asked is None:
-            asked = Decided(self.routes.choose(self._cold_start(request, start)), self._now)
-            self._asked[request.key, start] = asked
-        return asked
-
-    def _cold_start(self, request: Request, start: int) -> ColdStart:
-        key = request.adapter
-        assert key is not None
-        entry = self.residency.get(key)
-        assert entry is not None
-        num_decodes, decode_context = self._decodes
-        return ColdStart(
-            num_tokens=min(request.num_tokens - start, self.config.max_step_tokens),
-            num_context=start,
-            rank=request.submission.rank,
-            bytes_ahead=self.loads.bytes_ahead(key),
-            bytes_left=entry.left_bytes,
-            num_layers=entry.num_layers,
-            of_layers=entry.of_layers,
-            num_decodes=num_decodes,
-            decode_context=decode_context,
-        )
-
-    def _next_pass(self, cold: _Cold) -> PromptPass | None:
+    def _next_pass(self, cold: _Cold) -> BegunPass | None:
         """What it would begin with now; None if it does best to wait."""
         request = cold.request
-        asked = cold.asked or self._ask(request, request.num_computed_tokens)
+        asked = cold.asked or self.decisions.decide(request, request.num_computed_tokens)
         if asked.decision.route == "wait":
             return None
         cold.asked = asked
         return self._pass(request, asked)
 
-    def _pass(self, request: Request, asked: Decided) -> PromptPass:
+    def _pass(self, request: Request, asked: Decided) -> BegunPass:
         start = request.num_computed_tokens
         end = min(request.num_tokens, start + self.config.max_step_tokens)
         assert request.adapter is not None
         entry = self.residency.get(request.adapter)
         assert entry is not None
         assert entry.of_layers > 0, "its pass would never end"
-        return PromptPass(
+        return BegunPass(
             request, request.chunk(request.adapter, start, end), entry.of_layers, asked
         )
 
-    def _advance(self, run: PromptPass, draft: Draft) -> None:
+    def _advance(self, run: BegunPass, draft: Draft) -> None:
         """Let a pass compute what it may and the step has room for."""
         if draft.budget <= 0 or self._is_halted(run):
             return
@@ -311,11 +271,11 @@ class ColdStarts:
         draft.passes.append(part)
         draft.budget = max(0, draft.budget - part.num_rows)
 
-    def _is_halted(self, run: PromptPass) -> bool:
+    def _is_halted(self, run: BegunPass) -> bool:
         """True if it comes no further now."""
         return self._num_ready(run) <= run.num_layers < run.of_layers
 
-    def _num_ready(self, run: PromptPass) -> int:
+    def _num_ready(self, run: BegunPass) -> int:
         is_helped = run.may_assist and not run.is_stuck
         if is_helped or self._is_resident(run.request):
             return run.of_layers
@@ -323,23 +283,14 @@ class ColdStarts:
         entry = self.residency.get(run.request.adapter)
         return 0 if entry is None else entry.num_layers
 
-    def _learn_from_waits(self) -> None:
-        for key, (adapter, asked) in list(self._waiting.items()):
-            state = self.residency.state(adapter)
-            if state is State.LOADING:
-                continue
-            del self._waiting[key]
-            if state is State.RESIDENT:
-                self.routes.note_waited(asked.decision, (self._now - asked.at_s) * 1e3)
-
-    def _learn(self, run: PromptPass, output: ColdOutput, now: float) -> None:
-        decision, at_s = run.asked
-        self.routes.note_first_token(decision, (now - at_s) * 1e3)
+    def _learn(self, run: BegunPass, output: ColdOutput, now: float) -> None:
+        asked = run.asked
+        self.decisions.routes.note_first_token(asked.decision, (now - asked.at_s) * 1e3)
         if output.num_host_layers:
             num_bytes = run.request.submission.adapter_bytes
             num_bytes = num_bytes * output.num_host_layers // run.of_layers
             num_tokens, layers = len(run.chunk.token_ids), output.num_host_layers
-            self.routes.note_host(num_tokens, num_bytes, output.host_ms, layers)
+            self.decisions.routes.note_host(num_tokens, num_bytes, output.host_ms, layers)
 
     def _leave(self, cold: _Cold) -> None:
         del self._begun[cold.request.key]
@@ -352,8 +303,8 @@ class ColdStarts:
 
     def _count(self, request: Request, route: Route) -> None:
         """Each choice once, however often it begins to run."""
-        if request.is_route_counted:
+        if request.route is not None:
             self._num_uncounted_starts += 1
         else:
-            request.is_route_counted = True
+            request.route = route
             self.residency.counts.count_route(route)

@@ -19,8 +19,17 @@ from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox, Withdrawn
 from loraplex.engine.plan import StepOutput, StepPlan
 from loraplex.engine.protocol import ADAPTER_MISMATCH, Abort, Drop, Submit, Why
-from loraplex.engine.residency_protocol import ColdStatus, LinkStatus, Pins, Warm
-from loraplex.engine.residency_report import report_of
+from loraplex.engine.residency_protocol import (
+    ColdStatus,
+    LinkStatus,
+    Pins,
+    ResidencyQuery,
+    ResidencyReport,
+    TierQuery,
+    TierReport,
+    Warm,
+)
+from loraplex.engine.residency_report import report_of, tier_of
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.transfers import Transfers
 from loraplex.engine.transfers_port import Arrival
@@ -230,8 +239,7 @@ class Engine(Generic[Batch]):
         elif isinstance(message, Warm):
             self._warm(message)
         else:
-            now, query_id, only = self._clock(), message.query_id, message.only
-            message.reply(report_of(self._residency, self._cold(), now, query_id, only))
+            message.reply(self._seen(message.query))
 
     def _warm(self, hint: Warm) -> None:
         """Expect a use. What cannot be read is told to its first request, as if there were none."""
@@ -243,6 +251,11 @@ class Engine(Generic[Batch]):
         key, until_s = AdapterKey(hint.tenant, hint.adapter), self._clock() + hint.ttl_s
         if not self._scheduler.prefetch.warm(key, num_bytes, until_s):
             _log.warning("tenant %s has too many open hints; one is ignored", hint.tenant)
+
+    def _seen(self, query: ResidencyQuery | TierQuery) -> ResidencyReport | TierReport:
+        if isinstance(query, TierQuery):
+            return tier_of(self._residency, query)
+        return report_of(self._residency, self._cold(), self._clock(), query.query_id)
 
     def _cold(self) -> ColdStatus:
         link = self._transfers.link
@@ -296,6 +309,7 @@ class Engine(Generic[Batch]):
             self._asides.add_turned_away(submit, "internal_error", STEP_FAILED_MESSAGE)
 
     def _take_arrivals(self) -> tuple[Arrival, ...]:
+        self._scheduler.routes.num_assistants = self._runner.num_assistants
         arrivals = self._transfers.arrivals()
         for arrival in arrivals:
             if arrival.error is not None:

@@ -6,7 +6,7 @@ from typing import Literal
 from loraplex.engine.cold_starts import Ended
 from loraplex.engine.decode_rows import DecodeRows
 from loraplex.engine.draft import Draft
-from loraplex.engine.events import Events
+from loraplex.engine.events import Events, FirstToken
 from loraplex.engine.plan import Logprobs, StepOutput
 from loraplex.engine.protocol import Tokens
 from loraplex.engine.request import Piece, Request, Status, Submission
@@ -35,12 +35,14 @@ class Delivery:
         self._fail = fail
         self._begin_to_decode = begin_to_decode
         self._blocks = blocks
+        self._ended_s = 0.0
 
     def deliver(
         self, draft: Draft, passes: Sequence[Ended], output: StepOutput, events: Events
     ) -> None:
         """Advance those of whom something was computed, `passes` that are done among them; add
         what is to be told to `events`."""
+        self._ended_s = draft.ended_s
         self._to_decodes(draft, output, events)
         self._to_prefills(draft, output, events)
         for request, num_tokens, token_id in passes:
@@ -81,6 +83,9 @@ class Delivery:
     ) -> None:
         if request.status is not Status.RUNNING:
             return  # another of its choices has failed
+        if token_id is not None and request.route and not request.num_output_tokens:
+            seconds = self._ended_s - request.submission.arrival_s
+            events.first_tokens.append(FirstToken(request.route, seconds))
         request.num_computed_tokens += num_tokens
         request.submission.note_computed(request.num_computed_tokens)
         self._blocks.enter(request)

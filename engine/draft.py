@@ -70,6 +70,8 @@ class Draft:
         self.passes: list[PassPart] = []
         """What is computed of them."""
         self.copy_bytes: int | None = None
+        self.ended_s = 0.0
+        """When the step had ended, once it has."""
         self._ends: dict[str, int] = {}
 
     @property

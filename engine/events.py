@@ -1,8 +1,9 @@
 """What a step has to say about requests, collected until it is sent."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from loraplex.adapters.residency_counts import Route
 from loraplex.engine.errors import (
     AdapterOverCap,
     DeadlineUnreachable,
@@ -26,6 +27,14 @@ from loraplex.engine.request import Piece, Request, Submission
 from loraplex.engine.waits import named
 
 
+class FirstToken(NamedTuple):
+    """Of a choice that runs on an adapter."""
+
+    route: Route
+    seconds: float
+    """Since its request arrived."""
+
+
 class Events:
     """An ordered collection of events; each request gets at most one final event."""
 
@@ -35,6 +44,8 @@ class Events:
         self.finished: list[Finished] = []
         self.failed: list[Failed] = []
         self.explained: list[Explained] = []
+        self.first_tokens: list[FirstToken] = []
+        """Of choices on adapters; told to nobody."""
 
     def __bool__(self) -> bool:
         return bool(self.rejected or self.tokens or self.finished or self.failed or self.explained)
@@ -69,6 +80,7 @@ class Events:
         self.finished += later.finished
         self.failed += later.failed
         self.explained += later.explained
+        self.first_tokens += later.first_tokens
 
     def add_token(
         self,

@@ -3,15 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loraplex.engine.residency_protocol import Pin, ResidencyReport
+from loraplex.engine.residency_protocol import (
+    ResidencyQuery,
+    ResidencyReport,
+    TierQuery,
+    TierReport,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Somebody asks which adapters are where."""
+    """Somebody asks which adapters are where, or where one is."""
 
-    query_id: int
-    reply: Callable[[ResidencyReport], None]
+    query: ResidencyQuery | TierQuery
+    reply: Callable[[ResidencyReport | TierReport], None]
     """Called on the engine's thread."""
-    only: Pin | None = None
-    """See `ResidencyQuery`."""

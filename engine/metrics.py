@@ -9,6 +9,7 @@ from loraplex.engine.adapter_metrics import AdapterMetrics
 from loraplex.engine.cache_metrics import CacheCollector
 from loraplex.engine.core import StepReport
 from loraplex.engine.protocol import RejectionCode
+from loraplex.engine.route_metrics import ChoiceCollector, FirstTokenMetrics
 from loraplex.engine.scheduler import Scheduler
 from loraplex.engine.waits import Reason
 
@@ -74,6 +75,8 @@ class WorkerMetrics:
             registry=registry,
         )
         registry.register(CacheCollector(scheduler.blocks))
+        registry.register(ChoiceCollector(scheduler.routes))
+        self._first_tokens = FirstTokenMetrics(registry)
         for way in ("recompute", "swap"):
             self._preemptions.labels(way)  # so that both are told from the start
         self._watch(scheduler)
@@ -84,6 +87,7 @@ class WorkerMetrics:
         for preempted in plan.preempted:
             self._preemptions.labels("swap" if preempted.is_swapped else "recompute").inc()
         self._adapters.observe(report)
+        self._first_tokens.observe(events.first_tokens)
         for finished in events.finished:
             self._queue_seconds.observe(finished.queue_ms / 1e3)
             for reason, waited_ms in finished.waited_ms.items():

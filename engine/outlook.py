@@ -182,11 +182,13 @@ class Outlook:
         return self._costs.request_ms(num_lost, num_cached, 0, request.submission.rank)
 
     def predicted_run_ms(self, request: Request) -> float:
-        """Wall time from its start to its end."""
+        """Wall time from its start to its end. One that starts on an adapter which is on its way
+        decodes once all of that is there."""
         self._expect(request)
         num_tokens = request.num_tokens - self.cached_tokens(request)
         prefill_steps = -(-num_tokens // self._config.max_step_tokens)
-        return (prefill_steps + self._output_left(request)) * self._step_ms
+        prefill_ms = max(prefill_steps * self._step_ms, self._cold.copy_ms(request))
+        return prefill_ms + self._output_left(request) * self._step_ms
 
     def predicted_wait_ms(self, request: Request) -> float:
         """Wall time until those that run will have left enough blocks and memory for it."""
@@ -198,7 +200,7 @@ class Outlook:
         if missing_bytes <= 0:
             return steps_ms
         # What is on its way holds memory, which nobody leaves before it has come.
-        return max(steps_ms, self._loads.left_bytes / self._cold.routes.copy_bytes_per_s * 1e3)
+        return max(steps_ms, self._cold.loads_ms())
 
     def _would_overflow(self, request: Request, shared: list[int]) -> bool:
         """True if the pool is expected to run out before all have ended that run and it."""

@@ -15,7 +15,14 @@ from loraplex.engine.journal_protocol import (
     JournalTotals,
     JournalTotalsQuery,
 )
-from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport, Warm
+from loraplex.engine.residency_protocol import (
+    Pins,
+    ResidencyQuery,
+    ResidencyReport,
+    TierQuery,
+    TierReport,
+    Warm,
+)
 from loraplex.engine.usage import Usage as Usage  # noqa: PLC0414  a part of the protocol, told from here
 
 PROTOCOL_VERSION = 8
@@ -164,6 +171,7 @@ GatewayMessage = (
     | Warm
     | MetricsQuery
     | ResidencyQuery
+    | TierQuery
     | JournalQuery
     | JournalTotalsQuery
     | Verify
@@ -367,6 +375,7 @@ WorkerMessage = (
     | StepFrame
     | MetricsText
     | ResidencyReport
+    | TierReport
     | JournalReport
     | JournalTotals
     | JournalState

@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from loraplex.adapters.residency_counts import Route
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.cached_block import Namespace
 from loraplex.engine.config import Targets
@@ -205,10 +206,10 @@ class Request:
     status: Status = Status.WAITING
     admission: int = 0
     """Its number among admissions, while it runs."""
+    route: Route | None = None
+    """How it came to run on its adapter the first time, once that is known."""
     row: int = -1
     """Where it is among `DecodeRows`, while it decodes."""
-    is_route_counted: bool = False
-    """Whether it was counted how it came to its adapter."""
     expected_tokens: float = 0.0
     """Output that is expected of it, as predicted when it was looked at last while it waited."""
     request_id: str = field(init=False)

@@ -57,9 +57,22 @@ class ResidencyQuery(msgspec.Struct, frozen=True, tag="residency_query"):
     """Ask which adapters are where. Answered by `ResidencyReport` after the step in progress."""
 
     query_id: int
-    only: Pin | None = None
-    """Tell of this adapter alone, wherever it is, and of what is in flight of it; None for all that
-    are in memory or awaited."""
+
+
+class TierQuery(msgspec.Struct, frozen=True, tag="tier_query"):
+    """Ask where one adapter is. Answered by `TierReport` after the step in progress."""
+
+    query_id: int
+    tenant: str
+    adapter: str
+    """Digest."""
+
+
+class TierReport(msgspec.Struct, frozen=True, tag="tier_report"):
+    """Answer to `TierQuery`."""
+
+    query_id: int
+    tier: Tier
 
 
 class TierTotals(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,8 @@ from loraplex.engine.residency_protocol import (
     PrefetchTotals,
     ResidencyReport,
     SinceStart,
+    TierQuery,
+    TierReport,
     TierTotals,
     Why,
 )
@@ -23,13 +25,9 @@ from loraplex.engine.residency_protocol import (
 _NEAREST = ("device", "loading", "host", "store")
 
 
-def report_of(
-    residency: Residency, cold: ColdStatus, now: float, query_id: int, only: Pin | None = None
-) -> ResidencyReport:
-    """`now` is of the residency's clock, in seconds; `only` as `ResidencyQuery` says. What is in
-    flight is put into `cold`."""
-    key = None if only is None else AdapterKey(only.tenant, only.adapter)
-    statuses = list(residency.status(key))
+def report_of(residency: Residency, cold: ColdStatus, now: float, query_id: int) -> ResidencyReport:
+    """`now` is of the residency's clock, in seconds. What is in flight is put into `cold`."""
+    statuses = list(residency.status())
     rows = [_row(status, now) for status in statuses]
     rows.sort(key=lambda row: (_NEAREST.index(row.tier), _idle_s(row), row.tenant, row.adapter))
     granted, host = residency.granted, residency.host
@@ -57,6 +55,12 @@ def report_of(
         refused_floors=granted.refused_floors,
         refused_host_floors=host.granted.refused_floors,
     )
+
+
+def tier_of(residency: Residency, query: TierQuery) -> TierReport:
+    """Where one adapter is, and nothing of others."""
+    (status,) = residency.status(AdapterKey(query.tenant, query.adapter))
+    return TierReport(query.query_id, status.tier)
 
 
 def _since_start(residency: Residency) -> SinceStart:

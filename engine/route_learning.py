@@ -47,7 +47,8 @@ class HostRate:
     bytes, 20 thousand million a second."""
 
     def __init__(self, num_processes: int) -> None:
-        self._num_processes = max(1, num_processes)
+        self.num_processes = max(1, num_processes)
+        """Among which it is divided now."""
         self._fixed_ms, self._ms_per_work = self._PRIOR_FIXED_MS, self._PRIOR_MS_PER_WORK
         self._weight = self._work = self._work2 = self._ms = self._work_ms = 0.0
 
@@ -75,7 +76,7 @@ class HostRate:
         self._solve()
 
     def _work_of(self, num_tokens: int, num_bytes: float) -> float:
-        return num_tokens * num_bytes / self._num_processes / 1e6
+        return num_tokens * num_bytes / self.num_processes / 1e6
 
     def _solve(self) -> None:
         """Of what explains the measurements take what is nearest to what was known before."""

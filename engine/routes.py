@@ -134,7 +134,8 @@ class Routes:
         """`copy_bytes_per_s` is what the link is taken to do before anything was copied."""
         self._costs = costs
         self._mode = mode
-        self._num_assistants = num_assistants
+        self.num_assistants = num_assistants
+        """Of the host, that could be asked now."""
         self._link = CopyRate(copy_bytes_per_s)
         self._host = HostRate(num_assistants)
         self._corrections = Corrections()
@@ -152,6 +153,11 @@ class Routes:
     def copy_bytes_per_s(self, bytes_per_s: float) -> None:
         """Where it is known before the first copy."""
         self._link.bytes_per_s = bytes_per_s
+
+    def error(self, route: ColdRoute) -> float:
+        """Standard error of its predictions, relative, by what those before turned out to be; 0.2
+        where nothing was learned."""
+        return self._corrections.error(route)
 
     def choose(self, cold: ColdStart) -> Decision:
         """The route to go on by."""
@@ -236,7 +242,8 @@ class Routes:
             "wait": work.whole_steps(work.last_ms) + times.together_ms,
             "layer-wise": work.layer_wise_ms(),
         }
-        if self._num_assistants:
+        if self.num_assistants:
+            self._host.num_processes = self.num_assistants
             host_ms = self._host.layer_ms(cold.num_tokens, cold.bytes_left / left)
             predicted["assist"] = work.assisted_ms(host_ms)
         return predicted

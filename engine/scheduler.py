@@ -26,6 +26,7 @@ from loraplex.engine.protocol import Explained, Submit
 from loraplex.engine.refusals import refuse_ids, refuse_impossible, refuse_open, refuse_overload
 from loraplex.engine.request import Request, Status, Submission, Text
 from loraplex.engine.request_blocks import RequestBlocks
+from loraplex.engine.route_decisions import RouteDecisions
 from loraplex.engine.routes import Routes
 from loraplex.engine.step_budget import Demand, StepBudget
 from loraplex.engine.waits import WaitClock
@@ -83,7 +84,9 @@ class Scheduler:
         self._loads = Loads(residency, config.max_transfer_bytes)
         self.prefetch = Prefetch(residency, self._loads, config.prefetch)
         self.routes = Routes(costs, config.route, config.num_assistants)
-        self._cold = cold = ColdStarts(config, self.routes, residency, self._loads, self._decoding)
+        seen = residency, self._loads, self._decoding
+        decided = RouteDecisions(self.routes, *seen, config.max_step_tokens)
+        self._cold = cold = ColdStarts(config, *seen, decided)
         self._copy_budget = CopyBudget(config, costs, self.routes)
         self._outlook = Outlook(config, self.blocks, residency, self._loads, costs, lengths, cold)
         self._border = Border(config, self._pool, residency, self._loads)
@@ -180,8 +183,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan:
         """Decide the next step. Mutates: who runs, KV blocks, leases. Valid until `commit`."""
-        self._step += 1
-        self._now = now
+        self._step, self._now = self._step + 1, now
         self.blocks.swapping.begin_step()
         self._refuse_overdue(now)
         self._draft = draft = Draft(self._config.max_step_tokens, self._decoding)

@@ -42,7 +42,14 @@ from loraplex.engine.protocol import (
     Welcome,
     Why,
 )
-from loraplex.engine.residency_protocol import Pins, ResidencyQuery, ResidencyReport, Warm
+from loraplex.engine.residency_protocol import (
+    Pins,
+    ResidencyQuery,
+    ResidencyReport,
+    TierQuery,
+    TierReport,
+    Warm,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -238,10 +245,10 @@ class StreamServer:
 
     def _answer(
         self,
-        query: ResidencyQuery | MetricsQuery | JournalQuery | JournalTotalsQuery,
+        query: ResidencyQuery | TierQuery | MetricsQuery | JournalQuery | JournalTotalsQuery,
         gateway: _Gateway,
     ) -> None:
-        if isinstance(query, ResidencyQuery):
+        if isinstance(query, ResidencyQuery | TierQuery):
             self._inspect(query, gateway)
         elif isinstance(query, MetricsQuery):
             gateway.send(MetricsText(query.query_id, self._metrics()))
@@ -275,13 +282,13 @@ class StreamServer:
         for task in self._verifications:
             task.cancel()
 
-    def _inspect(self, query: ResidencyQuery, gateway: _Gateway) -> None:
+    def _inspect(self, query: ResidencyQuery | TierQuery, gateway: _Gateway) -> None:
         loop = asyncio.get_running_loop()
 
-        def reply(report: ResidencyReport) -> None:
+        def reply(report: ResidencyReport | TierReport) -> None:
             loop.call_soon_threadsafe(gateway.send, report)
 
-        self._inbox.put(Inspection(query.query_id, reply, query.only))
+        self._inbox.put(Inspection(query, reply))
 
     def _look_up(self, query: JournalQuery | JournalTotalsQuery, gateway: _Gateway) -> None:
         task = asyncio.create_task(self._answer_from_journal(query, gateway))

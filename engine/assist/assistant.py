@@ -24,9 +24,14 @@ from loraplex.engine.assist.shared_rows import SharedRows
 PROGRAM = Path(process.__file__)
 Cause = Literal["died", "late"]
 
+MIN_REST_S, MAX_REST_S = 0.5, 30.0
+"""A process that was late is not asked for so long: twice as long each time, up to the most."""
+FORGIVEN_S = 60.0
+"""One that is late after as long begins with the least again."""
+
 
 class Lost(Exception):
-    """The process answers no more."""
+    """The process answers no more, or not in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,23 @@ class Assistant:
                 ours.close()
                 raise
         self.pid = self._process.pid
-        self.ended = os.pidfd_open(self.pid)
+        try:
+            self.ended = os.pidfd_open(self.pid)
+        except BaseException:
+            ours.close()
+            self._process.kill()
+            self._process.wait()
+            raise
         """Can be read from when the process has ended."""
         self.cause: Cause | None = None
         """Why it is lost; None while it is not."""
         self.busy_ns = 0
         """That it computed for answers."""
+        self.late_since_s: float | None = None
+        """Since when its answer has been overdue; None if it is not."""
+        self.rests_until_s = 0.0
+        """Of the monotonic clock: it was late, and is not asked before."""
+        self._rest_s = 0.0
         self._socket = ours
         self._known: OrderedDict[int, None] = OrderedDict()
         self._guard = Lock()
@@ -80,6 +96,12 @@ class Assistant:
         self._sequence = self._num_answered = 0
         """Numbers of the last question, and of the last that was answered."""
         self._release = weakref.finalize(self, _close, ours, self.ended)
+
+    @property
+    def can_be_asked(self) -> bool:
+        """True if it is neither lost nor late, and has not been of late."""
+        is_there = self.cause is None and self.late_since_s is None
+        return is_there and monotonic() >= self.rests_until_s
 
     def fileno(self) -> int:
         """Of the socket: can be read from when the process can be asked."""
@@ -122,7 +144,7 @@ class Assistant:
         nanoseconds that it took to compute.
 
         Raises:
-            Lost: the process died, or is late and was killed, or was asked another question since.
+            Lost: the process died, or is late, or was asked another question since.
         """
         if sequence != self._sequence:
             raise Lost("another question took its place")
@@ -181,8 +203,15 @@ class Assistant:
         waiting = poll()
         waiting.register(self._socket, POLLIN)
         if not waiting.poll(max(0.0, deadline_s - monotonic()) * 1e3):
-            self.kill("late")
+            self._rest()
             raise Lost("it is late")
+
+    def _rest(self) -> None:
+        """It is late: whoever waits for it next would wait in vain, too."""
+        now = monotonic()
+        is_forgiven = not self._rest_s or now > self.rests_until_s + FORGIVEN_S
+        self._rest_s = MIN_REST_S if is_forgiven else min(2 * self._rest_s, MAX_REST_S)
+        self.rests_until_s, self.late_since_s = now + self._rest_s, now
 
     def _introduce(self, host: HostNumbers) -> None:
         """Let it map the adapter's pages, if it has not; it forgets others by the same rule."""

@@ -19,10 +19,10 @@ from loraplex.kernels.staging import host_tensor
 
 MIN_ROWS = 16
 """Of a process: fewer are computed in less time than it takes to ask another."""
-MIN_PATIENCE_S, MAX_PATIENCE_S = 0.5, 10.0
-"""Bounds of how long an answer may take."""
-PATIENCE = 50.0
-"""Times that it is expected to take, within those bounds."""
+MIN_PATIENCE_S, MAX_PATIENCE_S = 0.02, 0.5
+"""Bounds of how long a step waits for an answer: decodes wait as long."""
+PATIENCE = 3.0
+"""Times that it is expected to take, beside the least and within the most."""
 _FIRST_S_PER_PRODUCT = 1e-9
 _LEARNING = 0.1
 """Weight of the newest answer in what is expected of the next."""
@@ -122,7 +122,8 @@ class HostAssist:
             sequence = assistant.ask(host, x[start:end], task.width, task.updates)
             parts.append(_Part(assistant, sequence, start, end))
         expected_s = self._s_per_product * task.num_products * bounds[1]
-        patience_s = max(min(PATIENCE * expected_s, MAX_PATIENCE_S), self._min_patience_s)
+        most_s = max(self._min_patience_s, MAX_PATIENCE_S)
+        patience_s = min(self._min_patience_s + PATIENCE * expected_s, most_s)
         return HostAsked(self, task, tuple(parts), monotonic() + patience_s)
 
 
@@ -146,6 +147,7 @@ class HostAsked:
             try:
                 busy_ns = part.assistant.answer(part.sequence, self._deadline_s)
             except Lost as error:
+                self._assist.watch.look()
                 raise AssistLost(str(error)) from error
             self._assist.learn(task.num_products * (part.end - part.start), busy_ns)
         for part in self._parts:

@@ -9,7 +9,7 @@ from math import ceil
 from queue import Empty, SimpleQueue
 from select import POLLIN, poll
 from threading import Condition, Thread
-from time import monotonic
+from time import monotonic, sleep
 
 from loraplex.engine.assist.assistant import Assistant, Cause
 
@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 
 START_S = 60.0
 """A process that cannot be asked by then is killed."""
+LATE_S = 1.0
+"""A process whose answer is overdue for as long is killed."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 STABLE_S = 60.0
 """When a process that lived as long dies, the next starts after the least pause."""
@@ -41,10 +43,16 @@ class Watch:
     parent, and they end with it.
     """
 
-    def __init__(self, cores: Sequence[int], min_backoff_s: float = MIN_BACKOFF_S) -> None:
+    def __init__(
+        self,
+        cores: Sequence[int],
+        min_backoff_s: float = MIN_BACKOFF_S,
+        late_s: float = LATE_S,
+    ) -> None:
         self.num_lost: dict[Cause, int] = {"died": 0, "late": 0}
         """Processes that have ended, by why."""
         self._min_backoff_s = min_backoff_s
+        self._late_s = late_s
         self._places = [_Place(core, min_backoff_s) for core in cores]
         self._ready: tuple[Assistant, ...] = ()
         self._busy_ns = 0
@@ -58,7 +66,7 @@ class Watch:
     @property
     def ready(self) -> Sequence[Assistant]:
         """Those that can be asked."""
-        return [assistant for assistant in self._ready if assistant.cause is None]
+        return [assistant for assistant in self._ready if assistant.can_be_asked]
 
     @property
     def num_processes(self) -> int:
@@ -67,7 +75,7 @@ class Watch:
 
     @property
     def num_starting(self) -> int:
-        """Those that will be ready, or wait for the end of a pause."""
+        """Those that will be ready, or wait for the end of a pause, or were late."""
         return len(self._places) - len(self.ready)
 
     @property
@@ -87,31 +95,29 @@ class Watch:
     def forget(self, number: int) -> None:
         """Have all processes give up an adapter. From any thread; waits for nothing."""
         self._forgotten.put(number)
-        self._call()
+        self.look()
+
+    def look(self) -> None:
+        """See now how each process is. From any thread; waits for nothing."""
+        with suppress(OSError):  # it is closed, or was called before
+            self._wake.send(b"\0", socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """End all, and wait until they have ended."""
         self._is_closing = True
-        self._call()
+        self.look()
         self._thread.join()
         self._wake.close()
         self._woken.close()
 
-    def _call(self) -> None:
-        with suppress(OSError):  # it is closed, or was called before
-            self._wake.send(b"\0", socket.MSG_DONTWAIT)
-
     def _run(self) -> None:
         try:
             while not self._is_closing:
-                for place in self._places:
-                    if place.assistant is None and monotonic() >= place.at_s:
-                        self._start(place)
-                readable = self._wait()
-                self._pass_on_forgotten()
-                for place in self._places:
-                    if place.assistant is not None:
-                        self._tend(place, place.assistant, readable)
+                try:
+                    self._look_once()
+                except Exception:  # noqa: BLE001  the next round may go well
+                    _log.exception("processes that assist could not be looked after")
+                    sleep(self._min_backoff_s)
         finally:
             self._ready = ()
             for place in self._places:
@@ -119,22 +125,48 @@ class Watch:
                     place.assistant.reap()
                     place.assistant = None
 
+    def _look_once(self) -> None:
+        self._pass_on_forgotten()
+        for place in self._places:
+            if place.assistant is None and monotonic() >= place.at_s:
+                self._start(place)
+        readable = self._wait()
+        for place in self._places:
+            if place.assistant is not None:
+                self._tend(place, place.assistant, readable)
+        with self._changed:
+            self._changed.notify_all()
+
     def _wait(self) -> set[int]:
         """Wait until there is something to do; return the descriptors that can be read from."""
-        waiting, next_s = poll(), monotonic() + START_S
+        now = monotonic()
+        waiting, next_s = poll(), now + START_S
         waiting.register(self._woken, POLLIN)
         for place in self._places:
             if place.assistant is None:
                 next_s = min(next_s, place.at_s)
                 continue
             waiting.register(place.assistant.ended, POLLIN)
-            if not place.is_ready:
+            overdue_s = self._overdue_s(place, place.assistant)
+            if overdue_s is not None:
                 waiting.register(place.assistant, POLLIN)
-                next_s = min(next_s, place.at_s + START_S)
+                next_s = min(next_s, overdue_s)
+            elif place.assistant.rests_until_s > now:
+                next_s = min(next_s, place.assistant.rests_until_s)
         found = waiting.poll(ceil(max(0.0, next_s - monotonic()) * 1e3))
         with suppress(BlockingIOError):
             self._woken.recv(4096, socket.MSG_DONTWAIT)
         return {descriptor for descriptor, _ in found}
+
+    def _overdue_s(self, place: _Place, assistant: Assistant) -> float | None:
+        """When it is to be killed unless it has been heard of before; None if nothing is awaited
+        of it."""
+        if assistant.cause is not None:
+            return None
+        if not place.is_ready:
+            return place.at_s + START_S
+        since_s = assistant.late_since_s
+        return None if since_s is None else since_s + self._late_s
 
     def _pass_on_forgotten(self) -> None:
         with suppress(Empty):
@@ -153,10 +185,13 @@ class Watch:
     def _tend(self, place: _Place, assistant: Assistant, readable: set[int]) -> None:
         if assistant.ended in readable:
             self._bury(place, assistant)
-        elif not place.is_ready and assistant.fileno() in readable:
-            place.is_ready = assistant.is_ready()
-            self._list_ready()
-        elif not place.is_ready and monotonic() >= place.at_s + START_S:
+        elif assistant.fileno() in readable:
+            if place.is_ready:
+                assistant.late_since_s = None  # who asks next passes over that answer
+            else:
+                place.is_ready = assistant.is_ready()
+                self._list_ready()
+        elif (overdue_s := self._overdue_s(place, assistant)) and monotonic() >= overdue_s:
             assistant.kill("late")
 
     def _bury(self, place: _Place, assistant: Assistant) -> None:

@@ -1,37 +1,37 @@
 """`loraplex adapter top`: which adapters are where, and why, as it changes."""
 
-import asyncio
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from loraplex.platform.cli.context import (
     CommandContext,
-    CommandFailed,
     DatabaseUrl,
     DataDir,
     reporting_errors,
     run,
 )
 from loraplex.platform.cli.output import print_table
+from loraplex.platform.cli.worker_access import (
+    Document,
+    GatewayAccess,
+    GatewayUrl,
+    KeyFile,
+    worker_of,
+)
 
 if TYPE_CHECKING:
     from loraplex.engine.residency_protocol import ResidencyReport
 
-_CONNECT_TIMEOUT_S = 5.0
 _MIB = 1024 * 1024
 _COLUMNS = ("MODEL", "TIER", "WHY", "DEVICE MIB", "HOST MIB", "LEASES", "WAITING", "IDLE S")
 _CLEAR = "\x1b[H\x1b[2J"
 _NUM_EVICTIONS_SHOWN = 5
-
-Document = dict[str, Any]
 
 
 def top(
@@ -44,28 +44,14 @@ def top(
     every: Annotated[
         float | None, typer.Option(min=0.2, help="Seconds between two looks. Default: 2.")
     ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Gateway to ask, like http://127.0.0.1:8000. Default: the worker itself."
-        ),
-    ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with an admin key for --url; `loraplex admin-key create` makes one."
-        ),
-    ] = None,
+    url: GatewayUrl = None,
+    key_file: KeyFile = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = None,
 ) -> None:
     """Show which adapters are on the device, on the host, loading or awaited, and why."""
     if url is None:
         look: Callable[[], Document] = lambda: run(_of_worker, data_dir, database_url)  # noqa: E731  its type is checked
-    elif key_file is None:
-        raise typer.BadParameter(
-            "names a gateway that asks for an admin key: add --key-file", param_hint="--url"
-        )
     else:
         look = _of_gateway(url, key_file)
     is_once = once or (every is None and (as_json or not sys.stdout.isatty()))
@@ -91,61 +77,16 @@ async def _of_worker(context: CommandContext) -> Document:
 
 
 async def _ask(context: CommandContext) -> "ResidencyReport":
-    from loraplex.engine.client import StreamClient
-    from loraplex.platform.stream import stream_address
-
-    address, security = stream_address(context.settings)
-    client = StreamClient(address, security, 1)
-    client.start()
-    try:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            await client.wait_connected()
-        report = await client.residency()
-    except TimeoutError:
-        report = None
-    finally:
-        await client.close()
-    if report is None:
-        raise CommandFailed(
-            f"no worker answers at {address}; start one with: loraplex serve, or name a gateway "
-            "with --url"
-        )
+    async with worker_of(context) as worker:
+        report = await worker.residency()
+        if report is None:
+            raise TimeoutError
     return report
 
 
-def _of_gateway(url: str, key_file: Path) -> Callable[[], Document]:
-    try:
-        key = key_file.read_text().strip()
-    except OSError as error:
-        raise typer.BadParameter(
-            f"{key_file} cannot be read: {error.strerror}", param_hint="--key-file"
-        ) from None
-    if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(
-            f"{url!r} does not begin with http:// or https://", param_hint="--url"
-        )
-    request = Request(  # noqa: S310  the scheme is checked above
-        f"{url.rstrip('/')}/admin/v1/residency", headers={"Authorization": f"Bearer {key}"}
-    )
-
-    def look() -> Document:
-        try:
-            with urlopen(request, timeout=10) as answer:  # noqa: S310  as above
-                found: Document = json.load(answer)
-                return found
-        except HTTPError as error:
-            raise CommandFailed(f"{url} answers {error.code}: {_detail(error)}") from None
-        except (URLError, OSError, ValueError) as error:
-            raise CommandFailed(f"{url} cannot be asked: {error}") from None
-
-    return look
-
-
-def _detail(error: HTTPError) -> str:
-    try:
-        return str(json.load(error)["detail"])
-    except (ValueError, KeyError, TypeError):
-        return str(error.reason)
+def _of_gateway(url: str, key_file: Path | None) -> Callable[[], Document]:
+    gateway = GatewayAccess(url, key_file)
+    return lambda: gateway.ask("/admin/v1/residency")
 
 
 def _print(seen: Document, *, clears: bool) -> None:

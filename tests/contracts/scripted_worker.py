@@ -51,7 +51,7 @@ from loraplex.engine.protocol import (
     Welcome,
     Why,
 )
-from loraplex.engine.residency_protocol import Pins, ResidencyQuery, Warm
+from loraplex.engine.residency_protocol import Pins, ResidencyQuery, TierQuery, TierReport, Warm
 
 
 class ScriptedWorker:
@@ -65,6 +65,7 @@ class ScriptedWorker:
         self.dropped: list[tuple[str, str]] = []
         self.pins: Pins | None = None
         self.hints: list[Warm] = []
+        self.tier_queries: list[tuple[str, str]] = []
         self.journaled = ScriptedJournal()
         self._path = path
         self._model = model
@@ -214,6 +215,9 @@ class ScriptedWorker:
                 self._send(answer)
             case ResidencyQuery(query_id):
                 self._send(residency_report(query_id))
+            case TierQuery(query_id, tenant, adapter):
+                self.tier_queries.append((tenant, adapter))
+                self._send(TierReport(query_id, "store"))
             case JournalQuery(query_id, request_ids, accepted_from_s):
                 self._send(self.journaled.report(query_id, request_ids, accepted_from_s))
             case JournalTotalsQuery(query_id, from_s, until_s):

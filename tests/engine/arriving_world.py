@@ -92,3 +92,13 @@ class World:
     def passes(self) -> dict[str, tuple[int, bool]]:
         """Of the last plan: how far each may come, and whether it can."""
         return {c.chunk.request_id: (c.until_layer, c.advances) for c in self.plan.cold}
+
+
+def begun(world: World, until_layer: int = NUM_LAYERS, **values: object) -> None:
+    """A request whose adapter has two layers of four, in the middle of its pass, which may come as
+    far as this in its first step: to the last layer, if it is alone there."""
+    world.add("a", adapter="x", **values)
+    world.step()
+    world.come("x", 2)
+    world.step()
+    assert world.passes == {"a": (until_layer, True)}

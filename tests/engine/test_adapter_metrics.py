@@ -1,6 +1,8 @@
 """Metrics of adapters in memory."""
 
+import pytest
 from prometheus_client import CollectorRegistry
+from tests.engine.linear_costs import LinearCosts
 
 from loraplex.adapters.errors import AdapterCorrupt
 from loraplex.adapters.reservations import Reservations
@@ -9,8 +11,10 @@ from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.adapter_metrics import AdapterMetrics, CopyCollector
 from loraplex.engine.copy_link import CopyLink
 from loraplex.engine.core import StepReport
-from loraplex.engine.events import Events
+from loraplex.engine.events import Events, FirstToken
 from loraplex.engine.plan import StepPlan
+from loraplex.engine.route_metrics import ChoiceCollector, FirstTokenMetrics
+from loraplex.engine.routes import ColdStart, Routes
 from loraplex.engine.transfers_port import Arrival
 
 A, B = AdapterKey("t", "a"), AdapterKey("t", "b")
@@ -80,3 +84,22 @@ def test_what_the_link_copied_is_told_by_cause_and_its_rate_beside_the_throttle(
     assert rate("measured") is not None
     link.limit_bytes_per_s = 2e6
     assert rate("limit") == 2e6
+
+
+def test_first_tokens_are_told_by_route_and_choices_by_what_they_lost() -> None:
+    registry = CollectorRegistry()
+    routes = Routes(LinearCosts(num_steps=1000), "wait", 0, 1e9)
+    registry.register(ChoiceCollector(routes))
+    first_tokens = FirstTokenMetrics(registry)
+    first_tokens.observe([FirstToken("assist", 0.25), FirstToken("assist", 0.5)])
+    decision = routes.choose(ColdStart(256, 0, 16.0, 0, 256_000_000, 0, 32, 0))
+    routes.note_first_token(decision, decision.plain_ms)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"loraplex_{name}", labels)
+
+    assert value("adapter_first_token_seconds_sum", route="assist") == 0.75
+    assert value("adapter_first_token_seconds_count", route="wait") == 0
+    assert value("route_choice_regret_ratio") == routes.regret.ratio > 0.2
+    assert value("route_prediction_error_ratio", route="layer-wise") == pytest.approx(0.2)
+    assert value("route_prediction_error_ratio", route="wait") == routes.error("wait") < 0.1

@@ -1,24 +1,14 @@
 """Requests begin on adapters that are on their way."""
 
-import pytest
 from tests.engine import build
-from tests.engine.arriving_world import NUM_BYTES, NUM_LAYERS, World
+from tests.engine.arriving_world import NUM_BYTES, NUM_LAYERS, World, begun
 from tests.engine.simulated_runner import expected_output
 
 from loraplex.adapters.spec import AdapterKey
-from loraplex.engine.routes import ColdStart, Decision
+from loraplex.engine.protocol import Sampling
+from loraplex.engine.step_budget import Demand
 
 X = AdapterKey("t", "x")
-
-
-def begun(world: World, until_layer: int = NUM_LAYERS, **values: object) -> None:
-    """A request whose adapter has two layers of four, in the middle of its pass, which may come as
-    far as this in its first step: to the last layer, if it is alone there."""
-    world.add("a", adapter="x", **values)
-    world.step()
-    world.come("x", 2)
-    world.step()
-    assert world.passes == {"a": (until_layer, True)}
 
 
 def test_a_request_begins_on_the_layers_that_have_come() -> None:
@@ -137,6 +127,21 @@ def test_who_begins_on_a_prefetch_that_is_there_before_its_pass_is_the_one_it_wa
     assert world.residency.counts.routes == {"prefetch": 1}
 
 
+def test_nobody_counts_on_the_host_when_its_processes_are_gone() -> None:
+    world = World("assist")
+    world.add("a", adapter="x")
+    world.step()
+    world.come("x", 0)
+    world.add("b")
+    plan = world.scheduler.plan(world.now)
+    assert plan.cold[0].may_assist
+    world.scheduler.fail_step(plan, "broken")
+    world.add("c", adapter="x")
+    world.scheduler.routes.num_assistants = 0
+    world.step()
+    assert not world.plan.cold
+
+
 def test_what_needs_no_adapter_is_computed_before_any_layer_has_come() -> None:
     world = World()
     world.add("a", adapter="x", num_prompt_tokens=8, adapter_start=5)
@@ -163,6 +168,93 @@ def test_no_more_passes_are_under_way_than_may_be() -> None:
     assert {"a", "b"} <= world.tokens.keys()
 
 
+def test_one_adapter_takes_half_of_the_places_and_who_only_waits_to_decode_takes_none() -> None:
+    world = World(max_cold_passes=2)
+    for name in "abc":
+        world.add(name, adapter="x")
+    world.add("d", adapter="y")
+    world.step()
+    world.come("x", 2)
+    world.come("y", 2)
+    world.step()
+    assert world.passes.keys() == {"a", "d"}
+
+
+def test_who_has_its_first_token_leaves_its_place_to_others() -> None:
+    world = World("assist", max_cold_passes=1)
+    world.add("a", adapter="x")
+    world.add("b", adapter="x")
+    world.step()
+    world.come("x", 0)
+    world.step()
+    assert world.tokens.keys() == {"a"}
+    world.step()
+    assert world.tokens.keys() == {"a", "b"}
+
+
+def test_other_choices_begin_as_soon_as_the_prompt_that_they_share_is_computed() -> None:
+    world = World("assist", max_cold_passes=8)
+    world.add("b", max_tokens=9)
+    sampling = Sampling(max_tokens=3, n=3, seed=1)
+    world.add("a", adapter="x", num_prompt_tokens=16, sampling=sampling)
+    world.step()
+    world.come("x", 0)
+    for until_part in (15 / 16, 1.0):
+        world.step()
+        assert world.passes == {"a": (NUM_LAYERS, True)}
+        assert world.plan.cold[0].until_part == until_part
+    world.step()
+    assert world.passes == {"a#1": (NUM_LAYERS, True)}, "no layer has come since"
+
+
+def test_a_prompt_that_was_admitted_before_a_pass_takes_its_part_of_the_step_first() -> None:
+    world = World(max_step_tokens=16)
+    world.add("b", adapter="x", num_prompt_tokens=16)
+    world.add("a", adapter="y", num_prompt_tokens=16)
+    world.step()
+    world.come("x", 0)
+    world.come("y", 2)
+    world.step(ms=1.0)
+    assert world.passes.keys() == {"a"}
+    world.arrive("x")
+    world.come("y", NUM_LAYERS)
+    world.step()
+    assert world.tokens.keys() == {"b"}
+    assert not world.plan.cold[0].advances
+
+
+def test_what_cannot_be_computed_yet_is_no_demand() -> None:
+    world = World(min_learned_steps=0, min_prefill_tokens=1)
+    world.add("b", max_tokens=9)
+    begun(world, until_layer=2, num_prompt_tokens=16)
+    asked: list[Demand] = []
+    world.scheduler._step_budget.bound = lambda draft, demand, *_: asked.append(demand)
+    world.step()
+    world.come("x", 3)
+    world.step()
+    assert asked == [Demand(0, 0), Demand(4, 1)], "a quarter of the layers, of sixteen tokens"
+
+
+def test_a_choice_is_counted_once_however_often_it_begins_to_run() -> None:
+    world = World(num_blocks=12, prefix_cache=False)
+    for name in "ab":
+        world.add(name, adapter="x", num_prompt_tokens=20, max_tokens=20)
+    world.step()
+    world.arrive("x")
+    while world.scheduler.has_work:
+        world.step()
+    assert world.residency.counts.num_uses > 2, "nobody was preempted"
+    assert world.residency.counts.routes == {"wait": 1, "join": 1}
+
+
+def test_a_pass_that_is_given_up_counts_as_none() -> None:
+    world = World()
+    begun(world)
+    world.scheduler.abort("a", world.now)
+    world.step()
+    assert world.residency.counts.routes == {}
+
+
 def test_a_pass_takes_of_the_step_what_its_layers_cost() -> None:
     world = World(max_step_tokens=16)
     world.add("a", adapter="x", num_prompt_tokens=16)
@@ -172,108 +264,6 @@ def test_a_pass_takes_of_the_step_what_its_layers_cost() -> None:
     world.step()
     assert world.passes == {"a": (2, True)}
     assert world.plan.num_tokens == 8
-
-
-def test_the_link_is_bounded_only_while_somebody_decodes() -> None:
-    world = World()
-    world.scheduler.routes.copy_bytes_per_s = 5000.0
-    world.add("b", max_tokens=9)
-    world.step()
-    assert world.plan.copy_bytes is None
-    world.step()
-    assert world.plan.copy_bytes == 5, "a step of one token takes a millisecond"
-
-
-def test_as_long_as_costs_are_not_learned_the_link_is_bounded_by_how_long_a_step_took() -> None:
-    world = World(min_learned_steps=2000)
-    world.scheduler.routes.copy_bytes_per_s = 5000.0
-    world.add("b", max_tokens=9)
-    world.step(ms=4.0)
-    world.step()
-    assert world.plan.copy_bytes == 20
-
-
-@pytest.mark.parametrize(("link_bytes", "left_bytes"), [(1000, 760), (100, 13)])
-def test_adapters_get_what_swapped_blocks_leave_of_the_link_and_a_small_part_in_any_case(
-    link_bytes: int, left_bytes: int
-) -> None:
-    swaps = {"num_host_blocks": 16, "copy_ms_per_block": 0.1, "kv_block_bytes": 40}
-    world = World(num_blocks=12, prefix_cache=False, **swaps)
-    world.scheduler.routes.copy_bytes_per_s = 1000.0 * link_bytes
-    for name in "ab":
-        world.add(name, num_prompt_tokens=20, max_tokens=20)
-    while not world.plan.copies_out:
-        world.step()
-    (copy,) = world.plan.copies_out
-    assert (len(world.plan.decodes), len(copy.host_blocks)) == (1, 6)
-    assert world.plan.copy_bytes == left_bytes
-
-
-def test_a_request_for_which_waiting_was_best_teaches_how_long_that_took() -> None:
-    world = World("choose")
-    world.add("a", adapter="x")
-    world.step()
-    world.come("x", 1)
-    world.step()
-    assert not world.passes
-    world.now += 1.0
-    world.arrive("x")
-    world.step()
-    assert world.scheduler.routes.regret.num_requests == 1
-    assert world.scheduler.routes.regret.taken_ms >= 1000
-
-
-def test_what_a_request_began_for_stands_until_a_layer_lets_its_pass_begin() -> None:
-    world = World("choose")
-    world.scheduler.routes.copy_bytes_per_s = 1000.0
-    world.add("a", adapter="x")
-    world.step()
-    world.come("x", 0)
-    world.step()
-    assert world.scheduler.num_running == 1
-    world.scheduler.routes.copy_bytes_per_s = 1e12  # by which it would do best to wait
-    world.come("x", 1)
-    world.step()
-    assert world.passes.keys() == {"a"}
-
-
-def watched(world: World) -> list[ColdStart]:
-    """What is asked of the chooser from now on."""
-    asked: list[ColdStart] = []
-    routes, choose = world.scheduler.routes, world.scheduler.routes.choose
-
-    def look(cold: ColdStart) -> Decision:
-        asked.append(cold)
-        return choose(cold)
-
-    routes.choose = look  # type: ignore[method-assign]  # looked at, not changed
-    return asked
-
-
-def test_a_choice_is_made_for_what_decodes_beside_it_and_what_that_reads() -> None:
-    world = World("choose")
-    world.add("b", num_prompt_tokens=5, max_tokens=9)
-    world.add("c", num_prompt_tokens=3, max_tokens=9)
-    world.step()
-    asked = watched(world)
-    world.add("a", adapter="x", max_tokens=2)
-    world.step()
-    world.come("x", 1)
-    world.step()
-    assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(2, 5 + 3 + 2)]
-
-
-def test_what_is_held_until_its_adapter_is_there_decodes_beside_nobody() -> None:
-    world = World("assist")
-    world.add("a", adapter="x", max_tokens=3)
-    world.step()
-    world.come("x", 0)
-    world.step()
-    assert len(world.tokens["a"]) == 1
-    asked = watched(world)
-    world.add("b", adapter="x")
-    world.step()
-    assert [(cold.num_decodes, cold.decode_context) for cold in asked] == [(0, 0)]
 
 
 def test_a_pass_gets_what_the_step_has_left_even_if_its_adapter_touches_few_layers() -> None:

@@ -1,5 +1,6 @@
 """What tenants say that they will use is brought to the device, and never at others' cost."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -248,6 +249,20 @@ async def test_a_worker_that_connects_is_told_of_open_hints(tmp_path: Path) -> N
     ((hinted,),) = (worker.hints,)
     assert (hinted.tenant, hinted.adapter) == ("t", "d1")
     assert 1e6 - 60 < hinted.ttl_s <= 1e6
+    await worker.stop()
+
+
+async def test_however_many_ask_at_once_where_an_adapter_is_the_worker_is_asked_once(
+    tmp_path: Path,
+) -> None:
+    worker = ScriptedWorker(tmp_path / "w.sock", model_info(), 8)
+    await worker.start()
+    await worker.settled()
+    asked = [worker.client.tier(tenant, "d1") for tenant in "ttttut"]
+    assert await asyncio.gather(*asked) == ["store"] * 6
+    assert worker.tier_queries == [("t", "d1"), ("u", "d1")]
+    assert await worker.client.tier("t", "d1") == "store"
+    assert len(worker.tier_queries) == 3
     await worker.stop()
 
 

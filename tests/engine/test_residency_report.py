@@ -12,7 +12,12 @@ from loraplex.engine.copy_link import CopyLink
 from loraplex.engine.core import Engine
 from loraplex.engine.inspection import Inspection
 from loraplex.engine.mailbox import Mailbox
-from loraplex.engine.residency_protocol import ColdStatus, LinkStatus, ResidencyReport
+from loraplex.engine.residency_protocol import (
+    ColdStatus,
+    LinkStatus,
+    ResidencyQuery,
+    ResidencyReport,
+)
 from loraplex.engine.residency_report import report_of
 from loraplex.engine.transfers import Transfers
 
@@ -84,6 +89,17 @@ def test_in_flight_is_what_has_not_come_of_adapters_on_their_way() -> None:
     assert world.report(cold).cold == cold
 
 
+def test_an_engine_chooses_routes_by_the_processes_that_are_left() -> None:
+    scheduler, runner = build.scheduler(build.config(num_assistants=4)), SimulatedRunner(16, 4)
+    transfers = Transfers(build.Source(SimpleNamespace), lambda: None)
+    engine = Engine(Mailbox(), scheduler, Residency(4), transfers, runner, build.sizes, lambda: 0.0)
+    for num_left in (3, 0):
+        runner.num_assistants = num_left
+        engine.step()
+        assert scheduler.routes.num_assistants == num_left
+    transfers.close()
+
+
 def test_an_engine_tells_of_its_link_its_passes_and_its_assistants() -> None:
     mailbox, residency = Mailbox(), Residency(4)
     told: list[ResidencyReport] = []
@@ -93,7 +109,7 @@ def test_an_engine_tells_of_its_link_its_passes_and_its_assistants() -> None:
     link = CopyLink(limit_bytes_per_s=5e6)
     transfers = Transfers(build.Source(SimpleNamespace), lambda: None, link=link)
     engine = Engine(mailbox, scheduler, residency, transfers, runner, build.sizes, lambda: 0.0)
-    mailbox.put(Inspection(9, told.append))
+    mailbox.put(Inspection(ResidencyQuery(9), told.append))
     engine.step()
     transfers.close()
     (report,) = told

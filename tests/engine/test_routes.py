@@ -220,3 +220,29 @@ def test_nothing_is_concluded_from_predictions_that_were_made_before_steps_were_
         chooser.note_first_token(chooser.choose(cold()), 1e3)
     assert chooser.regret.num_requests == 0
     assert chooser.choose(cold()).predicted_ms == routes().choose(cold()).predicted_ms
+
+
+def test_what_was_learned_of_a_route_weighs_less_the_longer_others_are_seen() -> None:
+    kept, faded = Corrections(), Corrections()
+    for corrections in (kept, faded):
+        for _ in range(12):
+            corrections.note("assist", 2.0)
+    for _ in range(200):
+        faded.note("wait", 1.0)
+    for corrections in (kept, faded):
+        corrections.note("assist", 1.2)
+        corrections.note("assist", 1.2)
+    assert kept.factor("assist") > 1.75
+    assert faded.factor("assist") < 1.4
+
+
+def test_one_layer_that_just_misses_its_turn_costs_what_the_host_takes_longer() -> None:
+    # Layers come every 10 ms and the host takes 10 ms for each: all but the last are helped.
+    start = cold(num_tokens=256, bytes_left=320_000_000)
+    chooser = routes(rate=1e9)
+    for _ in range(40):
+        chooser.note_host(256, 320_000_000, LAYERS * 8.0, LAYERS)
+    host_ms = chooser._host.layer_ms(256, 10_000_000)
+    layer_ms = (8.0 + 0.06 * 256 + 1e-5 * 256**2) / LAYERS
+    assist_ms = chooser.choose(start).predicted_ms["assist"]
+    assert assist_ms == pytest.approx(LAYERS * host_ms + host_ms - layer_ms)

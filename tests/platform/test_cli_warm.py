@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from loraplex.adapters.registry.registry import Publication, publish
 from loraplex.engine.frames import UnixAddress
-from loraplex.platform.cli import adapter_warm
+from loraplex.platform.cli import adapter_warm, worker_access
 from loraplex.platform.cli.main import app
 from loraplex.tenants import directory
 from loraplex.tenants.db import Database
@@ -80,7 +80,7 @@ def test_warm_says_what_it_lacks(arguments: list[str], told: str, tmp_path: Path
 
 
 def test_warm_says_that_no_worker_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_warm, "_CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(worker_access, "CONNECT_TIMEOUT_S", 0.1)
     assert CliRunner().invoke(app, ["migrate", "--data-dir", str(tmp_path)]).exit_code == 0
     result = warm("acme/support", "--data-dir", str(tmp_path))
     assert result.exit_code == 1

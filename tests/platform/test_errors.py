@@ -43,6 +43,7 @@ NOT_FOR_CLIENTS = {
     "StartRefused",
     "MemoryTooSmall",
     "KernelsMissing",
+    "TooFewCores",
     "AddressInUse",
     "StreamAddressInvalid",
     "JournalInUse",

@@ -29,7 +29,7 @@ from loraplex.engine.residency_protocol import (
     TierTotals,
 )
 from loraplex.platform.adapter_pins import AdapterPins
-from loraplex.platform.cli import adapter_top
+from loraplex.platform.cli import adapter_top, worker_access
 from loraplex.platform.cli.main import app
 from loraplex.tenants.tables import Tenant
 
@@ -292,7 +292,7 @@ def test_top_says_what_it_lacks(arguments: list[str], told: str) -> None:
 
 
 def test_top_says_that_no_worker_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_top, "_CONNECT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(worker_access, "CONNECT_TIMEOUT_S", 0.1)
     assert CliRunner().invoke(app, ["migrate", "--data-dir", str(tmp_path)]).exit_code == 0
     result = top("--once", "--data-dir", str(tmp_path))
     assert result.exit_code == 1

@@ -27,7 +27,7 @@ STUDIES: Mapping[str, Callable[[Options], None]] = {
     "costs": step_costs.step_costs,
 }
 
-_OF_SEVERAL_RUNS = frozenset({"vtc", "frontier", "costs"})
+_OF_SEVERAL_RUNS = frozenset({"vtc", "frontier", "routes", "costs"})
 
 
 def main(arguments: list[str]) -> None:
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("paths", nargs="*", type=Path, help="traces and profiles")
     parser.add_argument(
-        "--seeds", type=int, default=1, help="runs of each, for vtc, frontier and costs"
+        "--seeds", type=int, default=1, help="runs of each, for vtc, frontier, routes and costs"
     )
     parser.add_argument("--until", type=float, help="only the first so many seconds of traces")
     parser.add_argument("--out", type=Path, help="folder to write pictures into")

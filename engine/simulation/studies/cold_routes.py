@@ -13,9 +13,15 @@ from loraplex.engine.simulation.experiment import Setup, at_load
 from loraplex.engine.simulation.metrics import measure
 from loraplex.engine.simulation.records import Run
 from loraplex.engine.simulation.routes import Copying, Route
-from loraplex.engine.simulation.studies.study import Options, draw, print_table, simulate
+from loraplex.engine.simulation.studies.study import (
+    Options,
+    draw,
+    print_table,
+    simulate,
+    spread,
+)
 from loraplex.engine.simulation.traces import TraceRequest, read_trace
-from loraplex.engine.simulation.workload import AdapterMix, Requests, scaled, with_adapters
+from loraplex.engine.simulation.workload import AdapterMix, Requests, with_adapters
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 _ADAPTERS, _SLOTS, _RANKS = 512, 32, (8, 16, 32, 64)
 _ZIPFS = (0.9, 1.4)
 _LOAD = 0.6
+_RESIDENT = "all in memory"
 _ROUTES: Sequence[tuple[str, Route, bool, str]] = (
     ("wait, LRU", "wait", False, "lru"),
     ("wait", "wait", False, "worth"),
@@ -39,55 +46,75 @@ _COLD: Sequence[Route] = ("wait", "layer-wise", "assist", "choose")
 
 
 def cold_routes(options: Options) -> None:
-    """TRACE PROFILE: routes of cold adapters, on a trace's tenants and with every request cold."""
+    """TRACE PROFILE: routes of cold adapters, on so many windows of a trace's tenants as there are
+    seeds, spread over it and each as long as --until says, and with every request cold."""
     trace, profile = options.paths
     device = read_device(str(profile))
-    requests = scaled(read_trace(trace), 1.0, options.until_s)
-    late = {zipf: _skewed(device, requests, zipf) for zipf in _ZIPFS}
+    windows = _windows(read_trace(trace), options.seeds, options.until_s)
+    late = {zipf: _skewed(device, windows, zipf) for zipf in _ZIPFS}
     cold = _every_request_cold(device)
     draw(options.out, "cold-routes", lambda axes: _draw(axes, late, cold), 2)
 
 
-def _skewed(device: Device, requests: Requests, zipf: float) -> dict[str, float]:
+def _windows(requests: Requests, number: int, until_s: float | None) -> list[Requests]:
+    """So many parts of a trace, each from 0 on and of `until_s`, or together all of it."""
+    apart_s = (requests[-1].arrival_s - requests[0].arrival_s) / number
+    windows = []
+    for from_s in (requests[0].arrival_s + i * apart_s for i in range(number)):
+        to_s = from_s + (apart_s if until_s is None else min(apart_s, until_s))
+        inside = (r for r in requests if from_s <= r.arrival_s <= to_s)
+        windows.append(tuple(replace(r, arrival_s=r.arrival_s - from_s) for r in inside))
+    return windows
+
+
+def _skewed(device: Device, windows: Sequence[Requests], zipf: float) -> dict[str, float]:
     """Print the table of one skew; return each variant's mean TTFT relative to all in memory."""
-    num_tenants = len({request.tenant for request in requests})
-    mix = AdapterMix(round(_ADAPTERS / num_tenants), zipf, _RANKS)
-    setup = Setup(device, with_adapters(requests, mix, 0))
-    setup = replace(setup, requests=at_load(setup, _LOAD))
-    resident = simulate(replace(setup, copying=Copying("none")), "fair")
+    runs: dict[str, list[Run]] = {name: [] for name in (_RESIDENT, *(each[0] for each in _ROUTES))}
+    for requests in windows:
+        num_tenants = len({request.tenant for request in requests})
+        mix = AdapterMix(round(_ADAPTERS / num_tenants), zipf, _RANKS)
+        setup = Setup(device, with_adapters(requests, mix, 0))
+        setup = replace(setup, requests=at_load(setup, _LOAD))
+        runs[_RESIDENT].append(simulate(replace(setup, copying=Copying("none")), "fair"))
+        for name, route, is_prefetched, cache in _ROUTES:
+            copying = Copying("queue" if is_prefetched else "none", route=route)
+            run = simulate(replace(setup, slots=_SLOTS, copying=copying), "fair", cache)
+            runs[name].append(run)
+    header = ("mean TTFT", "beside `wait`", "P50", "P99", "stalled beyond", "hits")
+    prefetch = ("prefetch precision", "recall")
+    rows = [_row(name, runs) for name in runs]
+    print_table((f"Zipf {zipf}, about {_ADAPTERS} adapters", *header, *prefetch), rows)
+    resident = fmean(map(_ttft_s, runs[_RESIDENT]))
+    return {name: fmean(map(_ttft_s, runs[name])) / resident for name in runs if name != _RESIDENT}
+
+
+def _row(name: str, runs: dict[str, list[Run]]) -> tuple[str, ...]:
+    """Means over the windows, and the least and the most of two."""
+    found = [measure(run) for run in runs[name]]
     # All in memory still have to come once; what stalls decodes there is subtracted.
-    base = measure(resident).interruption_share
-    rows = [_row("all in memory", resident, base)]
-    late = {}
-    for name, route, is_prefetched, cache in _ROUTES:
-        copying = Copying("queue" if is_prefetched else "none", route=route)
-        run = simulate(replace(setup, slots=_SLOTS, copying=copying), "fair", cache)
-        rows.append(_row(name, run, base))
-        late[name] = _ttft_s(run) / _ttft_s(resident)
-    header = ("mean TTFT", "P50", "P99", "stalled beyond", "hits")
-    prefetch = ("prefetch precision", "recall", "wasted")
-    print_table((f"Zipf {zipf}, {mix.per_tenant * num_tenants} adapters", *header, *prefetch), rows)
-    return late
-
-
-def _row(name: str, run: Run, base: float) -> tuple[str, ...]:
-    metrics = measure(run)
-    prefetched = run.prefetched.num_started > 0
+    bases = [measure(run).interruption_share for run in runs[_RESIDENT]]
+    stalled = [each.interruption_share - base for each, base in zip(found, bases, strict=True)]
+    beside = [
+        (_ttft_s(run) / _ttft_s(waiting) - 1) * 100
+        for run, waiting in zip(runs[name], runs["wait"], strict=True)
+    ]
+    prefetched = any(run.prefetched.num_started for run in runs[name])
     return (
         name,
-        f"{_ttft_s(run) * 1e3:,.0f} ms",
-        f"{metrics.p50_ttft_s * 1e3:,.0f} ms",
-        f"{metrics.p99_ttft_s * 1e3:,.0f} ms",
-        f"{(metrics.interruption_share - base) * 100:+.1f} %",
-        f"{metrics.adapter_hit_rate:.2f}",
-        f"{metrics.prefetch_precision:.2f}" if prefetched else "–",
-        f"{metrics.prefetch_recall:.2f}" if prefetched else "–",
-        f"{metrics.prefetch_wasted_bytes / 1e9:.1f} GB" if prefetched else "–",
+        f"{fmean(map(_ttft_s, runs[name])) * 1e3:,.0f} ms",
+        "–" if name == "wait" else f"{spread(beside, 1)} %",
+        f"{fmean(each.p50_ttft_s for each in found) * 1e3:,.0f} ms",
+        f"{fmean(each.p99_ttft_s for each in found) * 1e3:,.0f} ms",
+        f"{spread([share * 100 for share in stalled], 1)} %",
+        f"{fmean(each.adapter_hit_rate for each in found):.2f}",
+        f"{fmean(each.prefetch_precision for each in found):.2f}" if prefetched else "–",
+        f"{fmean(each.prefetch_recall for each in found):.2f}" if prefetched else "–",
     )
 
 
 def _every_request_cold(device: Device) -> dict[Route, list[float]]:
-    """Print how much later each route is than an adapter that is there, by load ÷ prefill."""
+    """Print how much later each route is than an adapter that is there, by load ÷ prefill: of the
+    second half of the requests, so that step times and routes are learned."""
     tokens = _COLD_TOKENS
     step = StepFeatures(tokens, 0, tokens, float(tokens**2), 0.0, 0, _COLD_RANK, 1)
     prefill_s = device.times.step_ms(step) / 1e3
@@ -97,7 +124,7 @@ def _every_request_cold(device: Device) -> dict[Route, list[float]]:
         setup = Setup(replace(device, copy_bytes_per_s=rate), _alone(), slots=4)
         for route, found in late.items():
             run = simulate(replace(setup, copying=Copying("none", route=route)), "fcfs")
-            found.append(_ttft_s(run) / (prefill_s + device.response_ms / 1e3))
+            found.append(_ttft_s(run, _NUM_COLD // 2) / (prefill_s + device.response_ms / 1e3))
     rows = [(route, *(f"{value:.2f}" for value in found)) for route, found in late.items()]
     print_table(("TTFT ÷ resident, load ÷ prefill", *map(str, _RATIOS)), rows)
     return late
@@ -111,8 +138,9 @@ def _alone() -> Requests:
     )
 
 
-def _ttft_s(run: Run) -> float:
-    return fmean(record.ttft_s for record in run.records if record.ttft_s is not None)
+def _ttft_s(run: Run, first: int = 0) -> float:
+    """Mean, of the requests from the `first` on."""
+    return fmean(record.ttft_s for record in run.records[first:] if record.ttft_s is not None)
 
 
 def _draw(

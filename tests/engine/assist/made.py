@@ -68,10 +68,11 @@ def assisting(
     num: int,
     min_backoff_s: float = 0.01,
     min_patience_s: float = 60.0,
+    late_s: float = 0.0,
 ) -> Iterator[tuple[HostAssist, Watch]]:
     """Processes that are ready; several may share a core here."""
     cores = sorted(os.sched_getaffinity(0))[::-1]
-    watch = Watch([cores[n % len(cores)] for n in range(num)], min_backoff_s)
+    watch = Watch([cores[n % len(cores)] for n in range(num)], min_backoff_s, late_s)
     assist = HostAssist(linears, watch, min_patience_s)
     try:
         assert watch.wait_ready(READY_S)

@@ -1,23 +1,15 @@
-"""What the scheduler knows of a pass: one chunk of a prompt on an adapter that is on its way."""
+"""One chunk of a prompt on its way through the layers, and what was decided for it."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from loraplex.engine.draft import PassPart
 from loraplex.engine.plan import Chunk, ColdOutput
 from loraplex.engine.request import Request
-from loraplex.engine.routes import Decision
-
-
-class Decided(NamedTuple):
-    """What is best for a request, and when that was found."""
-
-    decision: Decision
-    at_s: float
+from loraplex.engine.route_decisions import Decided
 
 
 @dataclass(slots=True, eq=False)
-class PromptPass:
+class BegunPass:
     """One chunk on its way through the layers."""
 
     request: Request
@@ -38,7 +30,7 @@ class PromptPass:
 
     @property
     def may_assist(self) -> bool:
-        """True if the host helps it."""
+        """True if the host may compute layers that have not come."""
         return self.asked.decision.route == "assist"
 
     def take(self, output: ColdOutput) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from loraplex.adapters.effects import LoraPair
-from loraplex.adapters.own_pages import HostPages, SharedPages, own_pages
+from loraplex.adapters.own_pages import own_pages
 from loraplex.adapters.pair_layout import PairLayout
+from loraplex.adapters.shared_pages import HostPages, SharedPages
 from loraplex.kernels.segments import PairPlaces
 
 _log = logging.getLogger(__name__)

@@ -20,9 +20,10 @@ from loraplex.adapters.errors import AdapterCorrupt, AdapterMismatch, TensorFile
 from loraplex.adapters.experts import ExpertPairs
 from loraplex.adapters.layout import AdapterLayout
 from loraplex.adapters.outline import Header, Outline, Outlines
-from loraplex.adapters.own_pages import HostPages, own_pages
+from loraplex.adapters.own_pages import own_pages
 from loraplex.adapters.packed_pairs import PackedPairs
 from loraplex.adapters.profile import AddedToken, Profile, decode
+from loraplex.adapters.shared_pages import HostPages
 from loraplex.adapters.storage import Store
 from loraplex.adapters.tensor_file import header_bytes
 from loraplex.kernels.segments import LoraTable

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from loraplex.adapters import placement, weights
 from loraplex.adapters.load_progress import LoadProgress
 from loraplex.adapters.outline import Outlines
-from loraplex.adapters.own_pages import HostPages
+from loraplex.adapters.shared_pages import HostPages
 from loraplex.adapters.storage import Store
 from loraplex.adapters.weights import AdapterWeights, VerifiedAdapter
 from loraplex.engine.runner import ModelRunner

@@ -35,16 +35,17 @@ def start_assist(settings: Settings, model: LoadedModel) -> HostAssist | None:
     """Start them on the highest cores, and wait for them for a while; None if there are to be none.
 
     Raises:
-        TooFewCores: each has to have a core of its own.
+        TooFewCores: each has to have a core of its own, and the worker's threads another.
     """
     num = num_assistants(settings, model.config.device)
     if not num:
         return None
     cores = sorted(os.sched_getaffinity(0))
-    if num > len(cores):
+    if num >= len(cores):
         raise TooFewCores(
             f"LORAPLEX_ASSIST_PROCESSES={num}, each of which is bound to a core, but this process "
-            f"may run on {len(cores)}; set it to {len(cores) - 1} or less"
+            f"may run on {len(cores)}; set it to {len(cores) - 1} or less: "
+            "one core at least is the worker's own"
         )
     assist = HostAssist(model.shapes.linears, Watch(cores[-num:]))
     assist.watch.wait_ready(START_WAIT_S)

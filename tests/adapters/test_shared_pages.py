@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.adapters.test_packed_pairs import PATHS, read_folder, write
 
-from loraplex.adapters.own_pages import HostPages, SharedPages
 from loraplex.adapters.placement import place
+from loraplex.adapters.shared_pages import HostPages, SharedPages
 
 SHARED = HostPages(shares=True)
 

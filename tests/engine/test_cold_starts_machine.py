@@ -1,13 +1,15 @@
 """The same when requests begin on adapters of which layers are still to come."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from tests.engine.test_scheduler_machine import SchedulerMachine
 
+from loraplex.adapters.residency_counts import Route
 from loraplex.adapters.spec import AdapterKey
 from loraplex.engine.plan import StepPlan
 
@@ -63,7 +65,8 @@ class AssistMachine(ColdMachine):
 
 
 class ChoosingMachine(ColdMachine):
-    """The same with a choice that may change while a request waits, and another border."""
+    """The same with a choice that may change while a request waits, and learns from a clock and a
+    link that takes as long as a prompt; and another border."""
 
     adapter_bytes = 2
     is_greedy = True
@@ -73,6 +76,31 @@ class ChoosingMachine(ColdMachine):
         "lent_block_bytes": 1,
     }
     cold: ClassVar[Mapping[str, object]] = {"route": "choose"}
+    step_ms = 4.0
+    num_learned_steps = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler.routes.copy_bytes_per_s = 100.0
+
+    @rule(num=st.integers(0, 1))
+    def assistants_die_or_come(self, num: int) -> None:
+        self.scheduler.routes.num_assistants = num
+
+
+def test_each_route_is_taken_where_one_is_chosen() -> None:
+    taken: Counter[Route] = Counter()
+    num_learned: list[int] = []
+
+    class Watched(ChoosingMachine):
+        def teardown(self) -> None:
+            super().teardown()
+            taken.update(self.residency.counts.routes)
+            num_learned.append(self.scheduler.routes.regret.num_requests)
+
+    run_state_machine_as_test(Watched, settings=ChoosingMachine.TestCase.settings)
+    assert taken.keys() >= {"resident", "wait", "join", "layer-wise", "assist"}
+    assert sum(num_learned) > 0
 
 
 for machine in (ColdMachine, AssistMachine, ChoosingMachine):

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.engine import build
+from tests.engine.linear_costs import LinearCosts
 from tests.engine.simulated_runner import SimulatedRunner, expected_output
 
 from loraplex.adapters.residency import Residency
@@ -37,9 +38,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     adapter_bytes = 5
     border: ClassVar[Mapping[str, int]] = {}
     cold: ClassVar[Mapping[str, object]] = {}
+    step_ms = 0.0
+    num_learned_steps = 0
 
     def __init__(self) -> None:
         super().__init__()
+        self.now = 0.0
         self.residency = Residency(self.adapter_bytes)
         config = build.config(
             max_waiting_requests=1000,
@@ -48,7 +52,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             copy_ms_per_block=0.5,  # a token takes 1 ms
             **({"num_blocks": 12} | self.border | self.cold),
         )
-        self.scheduler = build.scheduler(config, self.residency)
+        costs = LinearCosts(num_steps=self.num_learned_steps)
+        self.scheduler = build.scheduler(config, self.residency, costs=costs)
         self.runner = (GreedyRunner if self.is_greedy else SimulatedRunner)(config.num_blocks, 4)
         self.loading: list[AdapterKey] = []
         self.submits: dict[str, object] = {}
@@ -92,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt=prompt,
             adapter_start=0 if adapter is None else min(act_from, num_prompt_tokens - 1),
         )
-        self.scheduler.add(submit, now=0.0, adapter_bytes=0 if adapter is None else 2)
+        self.scheduler.add(submit, now=self.now, adapter_bytes=0 if adapter is None else 2)
         self.submits[submit.request_id] = submit
 
     @precondition(lambda self: self.submits)
@@ -101,7 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.submits)))
         if request_id not in self.ended:
             self.aborted.add(request_id)
-        self.scheduler.abort(request_id, now=0.0)
+        self.scheduler.abort(request_id, now=self.now)
 
     @rule(data=st.data())
     def fail_step(self, data: st.DataObject) -> None:
@@ -147,11 +152,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             request_id = chunk.request_id.partition("#")[0]
             end = min(chunk.start + len(chunk.token_ids), len(self.submits[request_id].prompt))
             self.computed[request_id] = max(end, self.computed.get(request_id, 0))
-        self.take(self.scheduler.commit(plan, output))
+        self.now += self.step_ms / 1e3
+        self.take(self.scheduler.commit(plan, output, self.step_ms))
         self.runner.poison(self.scheduler.blocks.pool.free())
 
     def plan(self) -> StepPlan:
-        plan = self.scheduler.plan(now=0.0)
+        plan = self.scheduler.plan(now=self.now)
         self.loading = [key for key in self.loading if key not in plan.evictions]
         self.loading += [*plan.loads, *plan.prefetches]
         return plan

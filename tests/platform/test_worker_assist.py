@@ -86,6 +86,11 @@ def test_they_are_there_when_the_worker_has_started_and_on_the_highest_core(
         assist.close()
 
 
-def test_more_of_them_than_cores_are_refused_with_the_remedy(settings: Settings) -> None:
-    with pytest.raises(TooFewCores, match=r"LORAPLEX_ASSIST_PROCESSES=65.*set it to"):
-        start_assist(settings.model_copy(update={"assist_processes": 65}), MODEL)
+@pytest.mark.parametrize("num_cores", [1, 2])
+def test_as_many_of_them_as_cores_are_refused_with_the_remedy(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, num_cores: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    refused = rf"LORAPLEX_ASSIST_PROCESSES={num_cores},.*set it to {num_cores - 1} or less"
+    with pytest.raises(TooFewCores, match=refused):
+        start_assist(settings.model_copy(update={"assist_processes": num_cores}), MODEL)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loraplex.adapters.own_pages import SharedPages
 from loraplex.adapters.packed_pairs import PackedPairs
 from loraplex.adapters.pair_layout import PairLayout
+from loraplex.adapters.shared_pages import SharedPages
 from loraplex.adapters.weights import VerifiedAdapter
 from loraplex.engine.assist.host_assist import HostAssist
 from loraplex.engine.assist.watch import Watch

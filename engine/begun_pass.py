@@ -20,6 +20,9 @@ class BegunPass:
     """Computed so far; of these, by the host; and that may have been after this step."""
     num_host_layers: int = 0
     until_layer: int = 0
+    part: float = 0.0
+    """Of the forward pass, computed so far; and that may be after this step."""
+    until_part: float = 0.0
     advances: bool = False
     """In this step."""
     is_stuck: bool = False
@@ -33,10 +36,16 @@ class BegunPass:
     def take(self, output: ColdOutput) -> None:
         """It has come so far."""
         has_tried = self.advances or self.is_stuck
-        self.is_stuck = has_tried and output.num_layers == self.num_layers
+        self.is_stuck = has_tried and output.part == self.part
+        self.part = output.part
         self.num_layers, self.num_host_layers = output.num_layers, output.num_host_layers
 
-    def part(self, until_layer: int) -> PassPart:
+    def next(self, until_part: float) -> PassPart:
         """What it takes to come so far."""
-        part = (until_layer - self.num_layers) / self.of_layers
+        part = until_part - self.part
         return PassPart(self.request, len(self.chunk.token_ids), self.chunk.start, part)
+
+    def reach(self, num_ready: int) -> float:
+        """How far it comes on so many layers, as if the adapter touched all layers alike."""
+        part = num_ready / self.of_layers
+        return part if part > self.part else 1.0

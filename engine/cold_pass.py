@@ -60,9 +60,13 @@ class ColdPass:
         self._left = Turn()
         """What it left in the layers, while it rests."""
         self._needs: dict[Slices, _Need | None] = {}
-        self._standing_before = 0
-        """The layer that it needs next, while it rests."""
+        self._standing_before = -1
+        """The adapter's layer that it needs next, while it rests; -1 if none."""
         self._until_layer, self._may_assist, self._wait_ms = 0, False, 0.0
+        self._until_part = 1.0
+        # One more for what comes after the last group: its part is 1 when it is done, not before.
+        self._size = 1 + sum(lora.size(group.slices) for group in lora.groups)
+        self._computed_size = 0
         self._ends_wait: Callable[[], bool] = bool
         self._is_lost = False
         """True if nobody on the host will compute what it stands before."""
@@ -81,8 +85,9 @@ class ColdPass:
         may_assist: bool = False,
         wait_ms: float = 0.0,
         ends_wait: Callable[[], bool] = bool,
+        until_part: float = 1.0,
     ) -> None:
-        """Go on until the pass is done, or stands before a layer of the adapter from
+        """Go on until the pass is done, or ``until_part`` of it, or it stands before a layer from
         ``until_layer`` on, or before one that has not come and the host may not compute, for which
         it waits up to ``wait_ms``, altogether, unless ``ends_wait`` turns true. A pass that is done
         is not advanced again.
@@ -91,7 +96,7 @@ class ColdPass:
             Exception: what the forward pass raised; the pass has ended then.
         """
         self._until_layer, self._may_assist, self._wait_ms = until_layer, may_assist, wait_ms
-        self._ends_wait = ends_wait
+        self._ends_wait, self._until_part = ends_wait, until_part
         if not self._turns.is_begun or self._may_compute(self._standing_before):
             ended = self._in_turn(self._turns.go_on)
             if ended is not None:
@@ -106,6 +111,7 @@ class ColdPass:
             is_done=self.logits is not None,
             host_ms=self._host_ms,
             waited_ms=self.waited_ms,
+            part=1.0 if self.logits is not None else self._part,
         )
 
     def give_up(self) -> None:
@@ -115,6 +121,8 @@ class ColdPass:
 
     def output(self, group: LinearGroup, x: Tensor) -> Tensor:
         """See `Detour.output`. Called in the pass's own thread, which may rest in it."""
+        self._await(-1)
+        self._computed_size += self._lora.size(group.slices)
         need = self._need(group.slices)
         if need is None or not x.numel():
             return group.updates.linear(group.slices, group.dense.apply(x), x)
@@ -164,7 +172,13 @@ class ColdPass:
             self._standing_before = layer
             self._turns.rest()
 
+    @property
+    def _part(self) -> float:
+        return min(self._computed_size, self._size - 1) / self._size
+
     def _may_compute(self, layer: int) -> bool:
+        if layer < 0:
+            return self._until_part >= 1.0 or self._part < self._until_part
         if layer >= self._until_layer:
             return False
         if self._copied.num_layers > layer:

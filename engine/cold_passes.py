@@ -75,7 +75,9 @@ class ColdPasses:
         for cold, each in zip(listed, passes, strict=True):
             each.waited_ms = 0.0
             if cold.advances:
-                each.advance(cold.until_layer, may_assist=cold.may_assist)
+                each.advance(
+                    cold.until_layer, may_assist=cold.may_assist, until_part=cold.until_part
+                )
         for cold, each in zip(listed, passes, strict=True):
             wait_ms = cold.wait_ms - sum(other.waited_ms for other in passes)
             if cold.advances and wait_ms > 0 and each.logits is None:
@@ -84,6 +86,7 @@ class ColdPasses:
                     may_assist=cold.may_assist,
                     wait_ms=wait_ms,
                     ends_wait=ends_wait,
+                    until_part=cold.until_part,
                 )
         return [self._advanced(cold.chunk.request_id) for cold in listed]
 

@@ -146,7 +146,9 @@ class ColdStarts:
         if request.num_computed_tokens < request.adapter_start:
             return request.adapter_start - request.num_computed_tokens
         run = cold.run or self._next_pass(cold)
-        return 0 if run is None or self._is_halted(run) else run.part(self._num_ready(run)).num_rows
+        if run is None or self._is_halted(run):
+            return 0
+        return run.next(run.reach(self._num_ready(run))).num_rows
 
     def takes(self, request: Request, draft: Draft) -> bool:
         """True if a prompt is computed here: by a pass, but for what needs no adapter."""
@@ -168,12 +170,9 @@ class ColdStarts:
         for run in runs:
             wait_ms = 0.0
             if is_alone and run.advances:
-                affordable = draft.budget * run.of_layers // len(run.chunk.token_ids)
-                run.until_layer = min(run.of_layers, run.until_layer + affordable)
-                wait_ms = MAX_WAIT_MS
-            draft.cold.append(
-                ColdChunk(run.chunk, run.until_layer, run.may_assist, wait_ms, run.advances)
-            )
+                run.until_layer, wait_ms = run.of_layers, MAX_WAIT_MS
+            bounds = (run.until_layer, run.may_assist, wait_ms, run.advances, run.until_part)
+            draft.cold.append(ColdChunk(run.chunk, *bounds))
 
     def take(
         self, draft: Draft, told: Mapping[str, ColdOutput], now: float
@@ -189,9 +188,9 @@ class ColdStarts:
             if run is None:
                 continue
             output = told[cold.request.key]
-            if output.is_done or output.num_layers > run.num_layers:
+            if output.part > run.part:
                 is_assisted = output.num_host_layers > run.num_host_layers
-                part = run.part(output.num_layers)
+                part = run.next(output.part)
                 draft.passes.append(part._replace(is_assisted=is_assisted))
             waited_ms += output.waited_ms
             run.take(output)
@@ -263,13 +262,12 @@ class ColdStarts:
         )
 
     def _advance(self, run: BegunPass, draft: Draft) -> None:
-        """Give a pass as many layers as it may compute and the step has room for; one at least, so
-        that it comes to its end."""
+        """Let a pass compute what it may and the step has room for."""
         if draft.budget <= 0 or self._is_halted(run):
             return
-        affordable = max(1, draft.budget * run.of_layers // len(run.chunk.token_ids))
-        run.until_layer, run.advances = min(self._num_ready(run), run.num_layers + affordable), True
-        part = run.part(run.until_layer)
+        run.until_layer, run.advances = self._num_ready(run), True
+        run.until_part = min(1.0, run.part + draft.budget / len(run.chunk.token_ids))
+        part = run.next(min(run.until_part, run.reach(run.until_layer)))
         draft.passes.append(part)
         draft.budget = max(0, draft.budget - part.num_rows)
 

@@ -146,11 +146,10 @@ class Engine(Generic[Batch]):
         self._asides = Events()
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> StepReport:
-        """Take messages, plan, launch, collect, commit. Never waits for a client; for a load as
-        `ColdChunk.wait_ms` says, and for what the host was asked to compute in its place.
+        """Take messages, plan, launch, collect, commit. Waits for no client; for loads up to the
+        plan's `wait_ms`, where nothing else is computed; and for what passes asked the host.
 
-        While the device computes, `meanwhile` is called and new requests are queued; aborts, and
-        whatever else could change the step, wait for its end."""
+        While the device computes, `meanwhile` is called and requests are queued, nothing else."""
         started = perf_counter()
         self._take_messages()
         arrivals = self._take_arrivals()

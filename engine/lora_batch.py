@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -63,6 +64,13 @@ class LoraBatch:
     def paths(self, slices: Slices) -> tuple[str, ...]:
         """Return the paths of the layers that `slices` has numbered."""
         return tuple(self._paths[module] for module in slices.modules)
+
+    def size(self, slices: Slices) -> int:
+        """Return the weights of these layers of the base; the head has few rows, and counts for
+        nothing."""
+        if slices.modules[0] == self._head_module:
+            return 0
+        return sum(prod(self._shape_list[module]) for module in slices.modules)
 
     def locate(
         self,

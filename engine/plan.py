@@ -105,6 +105,9 @@ class ColdChunk:
     """How long the step may wait for layers, altogether; 0 while anybody decodes."""
     advances: bool = True
     """False if nothing of it can be computed in this step: it only stays under way."""
+    until_part: float = 1.0
+    """Part of the forward pass after which it rests, wherever that is, more than it has computed
+    before; 1 sets no bound."""
 
 
 class ColdOutput(NamedTuple):
@@ -123,6 +126,8 @@ class ColdOutput(NamedTuple):
     """From questions to the host to its answers, so far; base layers are computed meanwhile."""
     waited_ms: float = 0.0
     """How long this step has stood still for its layers; see `ColdChunk.wait_ms`."""
+    part: float = 0.0
+    """Of the forward pass, computed so far, layers that the adapter does not touch included."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

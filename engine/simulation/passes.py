@@ -44,7 +44,9 @@ class Passes:
         layer_s = self._layer_s(chunk, rank)
         host_s = self._host_s(chunk, rank)
         layers, host_layers, waited_s = before.num_layers, before.num_host_layers, 0.0
-        while layers < cold.until_layer:
+        affordable = int((cold.until_part - before.part) * NUM_LAYERS + 1e-9)
+        most = layers + max(1, affordable)  # here a layer is never left half computed
+        while layers < min(cold.until_layer, most):
             missing_s = self._link.layer_arrival_s(chunk.adapter, layers) - at_s
             if missing_s <= 0:
                 at_s += layer_s
@@ -60,7 +62,15 @@ class Passes:
         is_done = layers >= NUM_LAYERS
         token_id = self._model.token(chunk) if is_done and chunk.sample is not None else None
         host_ms = before.host_ms + (host_layers - before.num_host_layers) * host_s * 1e3
-        output = ColdOutput(layers, host_layers, is_done, token_id, host_ms, waited_s * 1e3)
+        output = ColdOutput(
+            layers,
+            host_layers,
+            is_done,
+            token_id,
+            host_ms,
+            waited_s * 1e3,
+            layers / NUM_LAYERS,
+        )
         return output, at_s
 
     def _layer_s(self, chunk: Chunk, rank: float) -> float:

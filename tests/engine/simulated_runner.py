@@ -117,16 +117,19 @@ class SimulatedRunner:
         assert chunk.adapter is not None
         there, of_layers = self.layers.get(chunk.adapter, (1 << 30, cold.until_layer))
         reach = cold.until_layer if cold.may_assist else min(there, cold.until_layer)
-        num_layers = max(output.num_layers, reach)
+        part = output.part
+        if cold.advances:
+            part = max(part, min(reach / max(1, of_layers), cold.until_part))
+        num_layers = max(output.num_layers, int(part * of_layers + 1e-9))
         assert cold.advances or num_layers == output.num_layers
         num_host_layers = output.num_host_layers + max(
             0, num_layers - max(there, output.num_layers)
         )
         if num_layers < of_layers:
-            return ColdOutput(num_layers, num_host_layers)
+            return ColdOutput(num_layers, num_host_layers, part=part)
         self.write(chunk)
         token_id = None if chunk.sample is None else self._sample(chunk, chunk.sample)
-        return ColdOutput(num_layers, num_host_layers, is_done=True, token_id=token_id)
+        return ColdOutput(num_layers, num_host_layers, is_done=True, token_id=token_id, part=1.0)
 
     def _sample(self, chunk: Chunk, spec: SampleSpec) -> int:
         token_ids, start = self._read(chunk)

@@ -85,7 +85,8 @@ def test_layer_by_layer_logits_and_cache_are_those_of_a_resident_adapter_bit_by_
             copy.poison_host()
     assert len(outputs) == copy.num_layers + 1
     assert torch.equal(world.runner.pass_logits["own"], expected)
-    assert outputs[-1] == ColdOutput(copy.num_layers, is_done=True, token_id=int(expected.argmax()))
+    token_id = int(expected.argmax())
+    assert outputs[-1] == ColdOutput(copy.num_layers, is_done=True, token_id=token_id, part=1.0)
     assert torch.equal(world.resident_logits(after), expected_after)
 
 

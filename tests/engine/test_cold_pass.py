@@ -71,7 +71,7 @@ def test_a_pass_rests_before_the_layer_up_to_which_it_may_go(world: ColdWorld) -
     world.copy("all").give(NUM_LAYERS)
     for until in (0, 2, 2, 1):
         output = world.step(ColdChunk(own, until)).cold["own"]
-        assert output == ColdOutput(min(2, max(until, output.num_layers)))
+        assert output._replace(part=0.0) == ColdOutput(min(2, max(until, output.num_layers)))
         assert passes_alive() == 1
     output = world.step(ColdChunk(own, NUM_LAYERS)).cold["own"]
     assert (output.num_layers, output.is_done) == (NUM_LAYERS, True)
@@ -84,7 +84,7 @@ def test_a_pass_that_does_not_advance_in_a_step_stays_where_it_is(world: ColdWor
     world.step(everything(own))
     copy.give(NUM_LAYERS)
     still = world.step(ColdChunk(own, 99, advances=False), main=(chunk("d", None, 1),))
-    assert still.cold["own"] == ColdOutput(0)
+    assert still.cold["own"]._replace(part=0.0) == ColdOutput(0)
     assert world.step(everything(own)).cold["own"].is_done
 
 
@@ -106,6 +106,24 @@ def test_layers_that_an_adapter_leaves_alone_are_waited_for_by_nobody(
         assert_close(world.runner.pass_logits["own"], expected)
 
 
+@pytest.mark.parametrize("adapter", ["all", "last"])
+def test_a_pass_rests_after_its_part_of_the_step_also_where_the_adapter_touches_nothing(
+    world: ColdWorld, adapter: str
+) -> None:
+    own = chunk("own", adapter)
+    expected = world.resident_logits(own)
+    copy = world.copy(adapter)
+    copy.give(copy.num_layers)
+    part, num_steps, is_done = 0.0, 0, False
+    while not is_done:
+        cold = ColdChunk(own, NUM_LAYERS, until_part=part + 0.01)
+        output = world.step(cold).cold["own"]
+        assert part < output.part < part + 0.3
+        part, num_steps, is_done = output.part, num_steps + 1, output.is_done
+    assert num_steps >= 3 * NUM_LAYERS
+    assert torch.equal(world.runner.pass_logits["own"], expected)
+
+
 def test_a_wait_for_a_layer_ends_with_the_first_news(
     world: ColdWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +139,7 @@ def test_a_wait_for_a_layer_ends_with_the_first_news(
 def test_a_chunk_that_does_not_end_its_prompt_needs_no_head(world: ColdWorld) -> None:
     own = chunk("own", "head", sample=None)
     world.copy("head")
-    assert world.step(everything(own)).cold["own"] == ColdOutput(1, is_done=True)
+    assert world.step(everything(own)).cold["own"] == ColdOutput(1, is_done=True, part=1.0)
 
 
 def test_a_step_waits_for_layers_as_long_as_it_may(world: ColdWorld) -> None:

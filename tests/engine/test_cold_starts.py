@@ -199,9 +199,10 @@ def test_other_choices_begin_as_soon_as_the_prompt_that_they_share_is_computed()
     world.add("a", adapter="x", num_prompt_tokens=16, sampling=sampling)
     world.step()
     world.come("x", 0)
-    for until_layer in (3, NUM_LAYERS):
+    for until_part in (15 / 16, 1.0):
         world.step()
-        assert world.passes == {"a": (until_layer, True)}
+        assert world.passes == {"a": (NUM_LAYERS, True)}
+        assert world.plan.cold[0].until_part == until_part
     world.step()
     assert world.passes == {"a#1": (NUM_LAYERS, True)}, "no layer has come since"
 
@@ -263,3 +264,21 @@ def test_a_pass_takes_of_the_step_what_its_layers_cost() -> None:
     world.step()
     assert world.passes == {"a": (2, True)}
     assert world.plan.num_tokens == 8
+
+
+def test_a_pass_gets_what_the_step_has_left_even_if_its_adapter_touches_few_layers() -> None:
+    world = World(max_step_tokens=16)
+    world.add("a", adapter="x", num_prompt_tokens=16, max_tokens=1)
+    world.step()
+    world.add("b", num_prompt_tokens=28)
+    world.step()
+    world.runner.layers[X] = 1, 2
+    world.residency.note_layers(X, 1, 2, is_open=True)
+    world.step()
+    (cold,) = world.plan.cold
+    assert (world.plan.num_tokens, cold.until_part) == (12, 4 / 16)
+    assert [part.num_rows for part in world.scheduler._draft.passes] == [4]
+    world.runner.layers[X] = 2, 2
+    world.residency.finish_load(X)
+    world.step()
+    assert world.tokens["a"] == expected_output(build.submit("a", 16).prompt, X, 1, build.EOS)

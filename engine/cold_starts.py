@@ -11,6 +11,7 @@ is what lets some request always advance; and what a pass loses is one chunk at 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import NamedTuple
 
 from loraplex.adapters.residency import Residency, State
@@ -262,14 +263,18 @@ class ColdStarts:
         )
 
     def _advance(self, run: BegunPass, draft: Draft) -> None:
-        """Let a pass compute what it may and the step has room for."""
+        """Let a pass compute what it may and the step has room for: less of what the host makes
+        slower, since those that decode wait as long."""
         if draft.budget <= 0 or self._is_halted(run):
             return
         run.until_layer, run.advances = self._num_ready(run), True
-        run.until_part = min(1.0, run.part + draft.budget / len(run.chunk.token_ids))
+        is_assisted = self._num_there(run) < run.until_layer
+        slowness = run.asked.decision.host_slowness if is_assisted else 1.0
+        num_rows = len(run.chunk.token_ids) * slowness
+        run.until_part = min(1.0, run.part + draft.budget / num_rows)
         part = run.next(min(run.until_part, run.reach(run.until_layer)))
         draft.passes.append(part)
-        draft.budget = max(0, draft.budget - part.num_rows)
+        draft.budget = max(0, draft.budget - ceil(part.num_rows * slowness))
 
     def _is_halted(self, run: BegunPass) -> bool:
         """True if it comes no further now."""
@@ -277,7 +282,11 @@ class ColdStarts:
 
     def _num_ready(self, run: BegunPass) -> int:
         is_helped = run.may_assist and not run.is_stuck
-        if is_helped or self._is_resident(run.request):
+        return run.of_layers if is_helped else self._num_there(run)
+
+    def _num_there(self, run: BegunPass) -> int:
+        """Layers of its adapter that are on the device."""
+        if self._is_resident(run.request):
             return run.of_layers
         assert run.request.adapter is not None
         entry = self.residency.get(run.request.adapter)

@@ -87,6 +87,9 @@ class Decision:
     plain_ms: float = 0.0
     """The prediction of its route without corrections; 0 where it was made too early to be judged
     by what happens."""
+    host_slowness: float = 1.0
+    """Time of a layer of which the host computes the adapter's part ÷ that of one on the device,
+    where the host assists; at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,8 @@ class Routes:
         predicted = {route: ms * self._corrections.factor(route) for route, ms in plain.items()}
         route = self._fastest(predicted)
         is_learned = self._costs.num_steps >= _LEARNED_STEPS
-        return Decision(route, predicted, cold, plain[route] if is_learned else 0.0)
+        slowness = self._host_slowness(cold) if route == "assist" else 1.0
+        return Decision(route, predicted, cold, plain[route] if is_learned else 0.0, slowness)
 
     def note_copy(self, num_bytes: int, seconds: float) -> None:
         """So many bytes went to the device in this time."""
@@ -247,6 +251,12 @@ class Routes:
             host_ms = self._host.layer_ms(cold.num_tokens, cold.bytes_left / left)
             predicted["assist"] = work.assisted_ms(host_ms)
         return predicted
+
+    def _host_slowness(self, cold: ColdStart) -> float:
+        of_layers = cold.of_layers or self._usual_layers
+        layer_bytes = cold.bytes_left / max(1, of_layers - cold.num_layers)
+        layer_ms = self._times(cold).alone_ms / of_layers
+        return max(1.0, self._host.layer_ms(cold.num_tokens, layer_bytes) / layer_ms)
 
     def _times(self, cold: ColdStart) -> "_Times":
         num_tokens, num_decodes, context = cold.num_tokens, cold.num_decodes, cold.decode_context

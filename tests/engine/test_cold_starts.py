@@ -1,5 +1,6 @@
 """Requests begin on adapters that are on their way."""
 
+import pytest
 from tests.engine import build
 from tests.engine.arriving_world import NUM_BYTES, NUM_LAYERS, World, begun
 from tests.engine.simulated_runner import expected_output
@@ -264,6 +265,23 @@ def test_a_pass_takes_of_the_step_what_its_layers_cost() -> None:
     world.step()
     assert world.passes == {"a": (2, True)}
     assert world.plan.num_tokens == 8
+
+
+def test_a_pass_takes_less_of_a_step_where_the_host_is_slower_than_the_device() -> None:
+    world = World("assist", max_step_tokens=16)
+    routes = world.scheduler.routes
+    for _ in range(50):
+        routes.note_host(num_tokens=4, num_bytes=NUM_BYTES, ms=2 * 4.0 * NUM_LAYERS, num_layers=4)
+    world.add("a", adapter="x", num_prompt_tokens=16)
+    world.step()
+    world.come("x", 0)
+    world.add("b", num_prompt_tokens=16)
+    world.step()
+    (cold,) = world.plan.cold
+    slowness = world.scheduler._cold._begun["a"].run.asked.decision.host_slowness
+    assert slowness > 1.5
+    assert cold.until_part == pytest.approx(1 / slowness)
+    assert world.plan.num_tokens == 0
 
 
 def test_a_pass_gets_what_the_step_has_left_even_if_its_adapter_touches_few_layers() -> None:

@@ -149,7 +149,8 @@ class ColdStarts:
         run = cold.run or self._next_pass(cold)
         if run is None or self._is_halted(run):
             return 0
-        return run.next(run.reach(self._num_ready(run))).num_rows
+        ready = self._num_ready(run)
+        return ceil(run.next(run.reach(ready)).num_rows * self._slowness(run, ready))
 
     def takes(self, request: Request, draft: Draft) -> bool:
         """True if a prompt is computed here: by a pass, but for what needs no adapter."""
@@ -245,7 +246,7 @@ class ColdStarts:
     def _next_pass(self, cold: _Cold) -> BegunPass | None:
         """What it would begin with now; None if it does best to wait."""
         request = cold.request
-        asked = cold.asked or self.decisions.decide(request, request.num_computed_tokens)
+        asked = cold.asked or self.decisions.beginning(request, request.num_computed_tokens)
         if asked.decision.route == "wait":
             return None
         cold.asked = asked
@@ -268,13 +269,16 @@ class ColdStarts:
         if draft.budget <= 0 or self._is_halted(run):
             return
         run.until_layer, run.advances = self._num_ready(run), True
-        is_assisted = self._num_there(run) < run.until_layer
-        slowness = run.asked.decision.host_slowness if is_assisted else 1.0
+        slowness = self._slowness(run, run.until_layer)
         num_rows = len(run.chunk.token_ids) * slowness
         run.until_part = min(1.0, run.part + draft.budget / num_rows)
         part = run.next(min(run.until_part, run.reach(run.until_layer)))
         draft.passes.append(part)
         draft.budget = max(0, draft.budget - ceil(part.num_rows * slowness))
+
+    def _slowness(self, run: BegunPass, until_layer: int) -> float:
+        is_assisted = self._num_there(run) < until_layer
+        return run.asked.decision.host_slowness if is_assisted else 1.0
 
     def _is_halted(self, run: BegunPass) -> bool:
         """True if it comes no further now."""

@@ -1,6 +1,6 @@
 """By which route each request goes on whose adapter is on its way, as far as that was asked."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from loraplex.adapters.residency import Residency, State
@@ -91,6 +91,14 @@ class RouteDecisions:
             decision = self.routes.choose(self._cold_start(request, start))
             of_adapter[request.key, start] = Decided(decision, self._now, self._stages.get(key, 0))
         return of_adapter[request.key, start]
+
+    def beginning(self, request: Request, start: int) -> Decided:
+        """The same for one that begins now. If it was decided before, it has waited for something
+        else since: then its time teaches nothing of routes."""
+        decided = self.decide(request, start)
+        if decided.at_s == self._now:
+            return decided
+        return decided._replace(decision=replace(decided.decision, plain_ms=0.0))
 
     def _is_known(self, request: Request, start: int) -> bool:
         """True if `decide` has the answer."""

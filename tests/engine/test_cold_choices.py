@@ -178,3 +178,23 @@ def test_a_first_token_is_told_once_with_its_route_and_the_time_since_its_reques
     world.add("c", adapter="x", max_tokens=1)
     world.step()
     assert [first.route for first in world.events.first_tokens] == ["resident"]
+
+
+def test_who_waits_for_blocks_after_its_route_was_chosen_teaches_nothing_of_routes() -> None:
+    world = World(num_blocks=8, max_model_len=32)
+    world.add("b", num_prompt_tokens=28, max_tokens=4)
+    world.step()
+    world.add("a", adapter="x", num_prompt_tokens=28, max_tokens=1)
+    world.step()
+    world.come("x", 0)
+    asked = watched(world)
+    while "b" not in world.ended:
+        world.step()
+    world.step()
+    world.come("x", 1)
+    world.step()
+    world.arrive("x")
+    while "a" not in world.ended:
+        world.step()
+    assert asked
+    assert world.scheduler.routes.regret.num_requests == 0

@@ -282,6 +282,8 @@ def test_a_pass_takes_less_of_a_step_where_the_host_is_slower_than_the_device() 
     assert slowness > 1.5
     assert cold.until_part == pytest.approx(1 / slowness)
     assert world.plan.num_tokens == 0
+    left = world.scheduler._cold.left(world.scheduler._requests["a"])
+    assert left == pytest.approx(16 * (slowness - 1), abs=slowness + 1), "asked of the next steps"
 
 
 def test_a_pass_gets_what_the_step_has_left_even_if_its_adapter_touches_few_layers() -> None:
